@@ -1,0 +1,17 @@
+// What each binding file adds to the module; module.cpp calls them in this order.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace tenure {
+
+// Native errors as the classes of tenure.errors, fields and text kept.
+void bind_errors(nanobind::module_& m);
+// Settings, VirtualDevice, Allocator.
+void bind_allocator(nanobind::module_& m);
+// A whole trace through an allocator in one call.
+void bind_replay(nanobind::module_& m);
+// read_snapshot.
+void bind_snapshots(nanobind::module_& m);
+
+}  // namespace tenure

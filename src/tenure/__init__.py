@@ -1,0 +1,28 @@
+"""GPU memory for PyTorch: replay, explain and manage what the caching allocator does."""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+# Public name -> module that defines it. Imported on first use, so that `import tenure` is cheap.
+# A name added here is added to `__all__` too, and imported under TYPE_CHECKING for the checker.
+_DEFINED_IN: dict[str, str] = {}
+
+__all__: list[str] = []
+
+
+def __getattr__(name: str) -> object:
+    """Returns a public name, importing the room that defines it."""
+    module = _DEFINED_IN.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Lists the public names, imported or not."""
+    return sorted({*globals(), *_DEFINED_IN})
