@@ -1,0 +1,116 @@
+# Everything sets itself up: Python 3.11+, make and a C++20 compiler are all it needs.
+# VENV and BUILD may point elsewhere: make check VENV=... BUILD=...
+
+VENV ?= .venv
+BUILD ?= build
+FUZZ_SECONDS ?= 60
+PYTEST_ARGS ?=
+PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,\
+	$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
+
+BIN := $(VENV)/bin
+CMAKE := $(BIN)/cmake
+CONFIGURE := $(CMAKE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S .
+NATIVE := $(shell find engine -name '*.?pp')
+# Folders too: a removed or renamed file changes only its folder.
+SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
+	$(shell find engine src -name __pycache__ -prune -o \( -type f -o -type d \) -print)
+
+define REQUIREMENTS
+import sys, tomllib
+with open("pyproject.toml", "rb") as f:
+    project = tomllib.load(f)
+extras = project["project"]["optional-dependencies"]
+names = project["build-system"]["requires"] + project["project"]["dependencies"] + extras["dev"]
+print("\n".join(names))
+endef
+export REQUIREMENTS
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+.PHONY: help demo build test lint format stubs layout engine-test sanitize bench fuzz gpu-test docs \
+	check clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | \
+		while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+
+demo: $(VENV)/installed ## Explain the trace that the package carries, then a recorded training run
+	$(BIN)/tenure demo
+	$(BIN)/tenure explain examples/gpt2_varlen.pickle.xz
+
+build: $(VENV)/installed ## Build the package and install it into the virtual environment
+
+test: $(VENV)/installed ## Run the Python tests, without the slow ones
+	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: $(VENV)/ready ## Check formatting, style and types of Python and C++
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+
+format: $(VENV)/ready ## Reformat Python and C++ in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(NATIVE)
+
+stubs: $(VENV)/installed ## Compare the type stub of the engine with the built module
+	cd $(VENV) && $(abspath $(BIN))/python -m mypy.stubtest tenure._engine
+
+layout: $(VENV)/ready ## Check who imports whom, and the sizes of files and functions
+	$(BIN)/pytest -q tests/test_layout.py
+
+engine-test: $(VENV)/ready ## Build the engine without Python and run its own tests
+	$(CONFIGURE) -B $(BUILD)/engine
+	$(CMAKE) --build $(BUILD)/engine
+	$(BIN)/ctest --test-dir $(BUILD)/engine --output-on-failure
+
+sanitize: $(VENV)/ready ## Run the engine's tests under address and undefined-behaviour sanitizers
+	$(CONFIGURE) -B $(BUILD)/sanitize -DTENURE_SANITIZE=address,undefined
+	$(CMAKE) --build $(BUILD)/sanitize
+	$(BIN)/ctest --test-dir $(BUILD)/sanitize --output-on-failure
+
+bench: $(VENV)/installed ## Run the benchmarks; one JSON line per case
+	$(BIN)/python -m benchmarks
+
+fuzz: $(VENV)/ready ## Fuzz each target for FUZZ_SECONDS (60), sanitizers on
+	$(CONFIGURE) -B $(BUILD)/fuzz -DTENURE_FUZZ=ON -DTENURE_SANITIZE=address,undefined
+	$(CMAKE) --build $(BUILD)/fuzz
+	@for target in $(BUILD)/fuzz/fuzz_*; do \
+		name=$${target##*/fuzz_}; corpus=$(BUILD)/fuzz/corpus/$$name; mkdir -p $$corpus; \
+		seeds=engine/fuzz/corpus/$$name; [ -d $$seeds ] || seeds=; \
+		echo "$$name"; $$target -max_total_time=$(FUZZ_SECONDS) $$corpus $$seeds || exit 1; \
+	done
+
+gpu-test: $(VENV)/installed ## Run the tests that need an NVIDIA GPU; each skip says what was missing
+	$(BIN)/pytest -m gpu -rs $(PYTEST_ARGS)
+
+docs: $(VENV)/docs ## Build the documentation into build/docs
+	$(BIN)/sphinx-build -C -W -b html -D project=tenure -D extensions=myst_parser \
+		-D html_theme=furo -D myst_heading_anchors=3 docs $(BUILD)/docs
+
+check: lint layout engine-test sanitize stubs ## All of the above that needs no GPU, and all Python tests
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+clean: ## Remove the virtual environment and everything built
+	rm -rf $(VENV) $(BUILD) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# --- set-up, redone only when what it depends on has changed -------------------------------------
+
+$(VENV)/ready: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "tenure needs Python 3.11 or newer; none was found" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -c "$$REQUIREMENTS" > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	touch $@
+
+$(VENV)/installed: $(VENV)/ready $(SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
+		--no-build-isolation --config-settings=build-dir=$(abspath $(BUILD))/python .
+	touch $@
+
+$(VENV)/docs: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check sphinx myst-parser furo
+	touch $@
