@@ -11,10 +11,13 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 BIN := $(VENV)/bin
 CMAKE := $(BIN)/cmake
 CONFIGURE := $(CMAKE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S .
+# libFuzzer comes with clang; without it the fuzz targets run under a plain driver.
+CLANG = $(if $(shell command -v clang++),-DCMAKE_CXX_COMPILER=clang++)
 NATIVE := $(shell find engine -name '*.?pp')
-# Folders too: a removed or renamed file changes only its folder.
+# What the package is built from. Folders too: a removed or renamed file changes only its folder.
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
-	$(shell find engine src -name __pycache__ -prune -o \( -type f -o -type d \) -print)
+	$(shell find engine src \( -path engine/tests -o -path engine/fuzz -o -name __pycache__ \) \
+		-prune -o -print)
 
 define REQUIREMENTS
 import sys, tomllib
@@ -76,7 +79,7 @@ bench: $(VENV)/installed ## Run the benchmarks; one JSON line per case
 	$(BIN)/python -m benchmarks
 
 fuzz: $(VENV)/ready ## Fuzz each target for FUZZ_SECONDS (60), sanitizers on
-	$(CONFIGURE) -B $(BUILD)/fuzz -DTENURE_FUZZ=ON -DTENURE_SANITIZE=address,undefined
+	$(CONFIGURE) -B $(BUILD)/fuzz $(CLANG) -DTENURE_FUZZ=ON -DTENURE_SANITIZE=address,undefined
 	$(CMAKE) --build $(BUILD)/fuzz
 	@for target in $(BUILD)/fuzz/fuzz_*; do \
 		name=$${target##*/fuzz_}; corpus=$(BUILD)/fuzz/corpus/$$name; mkdir -p $$corpus; \

@@ -51,8 +51,9 @@ def parse_size(text: str) -> int:
     whole, _, fraction = number.partition(".")
     if fraction and factor == 1:
         raise UsageError(f"{text!r}: bytes come whole; write KiB, MiB, GiB or TiB for a fraction")
+    scale: int = 10 ** len(fraction)
     # In integers throughout: a float would lose bytes above 2**53.
-    return int(whole + fraction) * factor // 10 ** len(fraction)
+    return int(whole + fraction) * factor // scale
 
 
 def format_bytes(size: float) -> str:
