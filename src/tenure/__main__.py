@@ -1,0 +1,5 @@
+"""`python -m tenure`: the command line."""
+
+from tenure.cli import main
+
+main(prog_name="tenure")
