@@ -1,0 +1,208 @@
+// The one public class: requests in, blocks out, by PyTorch's rules (torch_rules.hpp).
+//
+// One allocator manages one device. It is not thread safe; front ends lock around it.
+// A request takes these steps, each a function below: notice done events, search the free list,
+// collect garbage, ask the device, borrow from a use-on-OOM pool, return oversize blocks, return
+// everything cached and try once more; then split what was found, or throw OutOfMemory.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/errors.hpp"
+#include "engine/pool.hpp"
+#include "engine/settings.hpp"
+#include "engine/statistics.hpp"
+#include "engine/torch_rules.hpp"
+#include "engine/trace.hpp"
+
+namespace tenure {
+
+// One change of what the driver gave, as PyTorch records it.
+struct SegmentEvent {
+    Action action;
+    Address address;
+    Bytes size;
+    Stream stream;
+    bool operator==(const SegmentEvent&) const = default;
+};
+
+// A block as it stands in a segment; used to start from, and to show, a state.
+struct BlockView {
+    Address segment;  // first address of the cudaMalloc, or of the mapped run of an arena
+    Address address;
+    Bytes size;
+    Bytes requested;
+    BlockState state;
+    Stream stream;
+    PoolId pool;
+    bool small;
+    bool in_arena;
+    std::int64_t tag;
+};
+
+class Allocator {
+  public:
+    Allocator(const Settings& settings, Device& device);
+    ~Allocator();
+    Allocator(const Allocator&) = delete;
+
+    // A block of at least `requested` bytes (> 0), live, for work on `stream`.
+    // Throws OutOfMemory; the allocator is then as PyTorch's would be: the cache is empty.
+    Block* allocate(Bytes requested, Stream stream, PoolId pool = {});
+
+    // The tensor died. The block is cached at once, or pending while other streams' uses last.
+    void free(Block* block);
+    void record_stream(Block* block, Stream stream);
+
+    // For replay, where the record says when a pending block was done: free_pending leaves the block
+    // pending on no event of the device, complete returns it; a wait for all events completes it too.
+    void free_pending(Block* block);
+    void complete(Block* block);
+
+    void empty_cache();
+    void empty_cache(PoolId pool);  // only that pool, and only once nobody holds it
+
+    void set_limit(Bytes limit) { settings_.limit = limit; }  // on reserved bytes; or unlimited
+    void create_pool(PoolId pool);   // or hold it once more
+    void release_pool(PoolId pool);  // hold it once less; at zero its memory can be returned
+    void set_no_split(PoolId pool) { pool_at(pool).no_split = true; }
+    void set_use_on_oom(PoolId pool, bool on) { pool_at(pool).use_on_oom = on; }
+    void begin_capture() { ++captures_; }
+    void end_capture();
+
+    // Places a segment as some earlier run left it: its live and pending blocks, ascending; the gaps
+    // are cached (or unmapped, where `mapped` says so). Throws BadInput if they do not fit.
+    struct Range {
+        Address address;
+        Bytes size;
+    };
+    struct SavedBlock {
+        Range range;
+        Bytes requested;
+        bool pending;
+        std::int64_t tag;
+    };
+    struct SavedSegment {
+        Range range;                  // of the cudaMalloc, or of the whole arena
+        Stream stream;
+        PoolId pool;
+        bool small;
+        bool arena;
+        std::vector<Range> mapped;    // arenas: mapped runs, ascending
+        std::vector<SavedBlock> blocks;
+    };
+    std::vector<Block*> restore(const SavedSegment& saved);
+
+    const Settings& settings() const { return settings_; }
+    Device& device() { return device_; }
+    const Statistics& statistics() const { return statistics_; }
+    Bytes reserved() const { return reserved_; }
+    void reset_peak();         // every peak becomes its current value
+    void reset_accumulated();  // every sum and call count becomes zero
+
+    // True if serving the request would begin by giving memory back to the driver.
+    bool would_release(Bytes requested, Stream stream, PoolId pool);
+
+    // Every block, mapped or pending or live, by ascending address.
+    std::vector<BlockView> blocks() const;
+    // Where segment events are appended; null to stop.
+    void log_to(std::vector<SegmentEvent>* log) { log_ = log; }
+
+    const std::map<PoolId, std::unique_ptr<Pool>>& pools() const { return pools_; }
+    const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
+
+  private:
+    friend void check(const Allocator& allocator);
+
+    struct Request {
+        Bytes requested;
+        Bytes rounded;
+        Bytes segment;  // bytes that a new segment would have
+        Home* home;
+        bool expandable;
+        PoolHalf& half() const { return *home->half; }
+    };
+    struct PendingEvent {
+        EventHandle event;
+        Block* block;
+    };
+
+    // allocator.cpp: the common path
+    Request plan(Bytes requested, Stream stream, PoolId pool);
+    Block* best_block(const Request& request) const;
+    Block* take_free(const Request& request);
+    Block* search_harder(Request& request);
+    Block* borrow(Request& request);
+    Block* hand_out(Block* block, const Request& request);
+    Block* split_front(Block* block, Bytes size);
+    Block* grow(const Request& request, bool last_attempt);
+    Block* new_segment(const Request& request);
+    bool over_limit(const Request& request) const;
+    bool collects_garbage() const;
+    [[noreturn]] void fail(const Request& request);
+    Pool& pool_at(PoolId id);
+    Block* new_block(Segment* segment, Address address, Bytes size);
+    void delete_block(Block* block);
+    std::uint64_t new_block_order() const;  // for a segment's first block
+    std::uint64_t part_order(const Block& whole) const;
+    Segment* add_segment(Address address, Bytes size, Home& home, Bytes granule);
+    void drop_segment(Segment* segment);
+    void count_reserved(Home& home, Bytes change);
+    void log(Action action, Address address, Bytes size, const Home& home);
+
+    // streams.cpp: free, uses, events
+    void start_waiting(Block* block);
+    void record_events(Block* block);
+    void make_cached(Block* block);
+    Bytes merge(Block* block, Block* neighbour);
+    void poll_events();
+    void wait_for_all_events();
+    void retire(PendingEvent pending);
+    void resume_deferred();
+
+    // release.cpp: giving memory back
+    void collect_garbage();
+    bool release_oversize(const Request& request);
+    void release_cached();
+    void release_freeable_pools();
+    void release_half(PoolHalf& half);
+    void release_pool_memory(Pool& pool);
+    void release_segment(Block* block);
+
+    // states.cpp: from and to a listing of blocks
+    void count_restored(const Segment& segment);
+
+    // arena.cpp: expandable segments
+    Block* grow_arena(const Request& request);
+    Block* find_room(const Request& request);
+    Block* new_arena(const Request& request);
+    bool map(Block* block, Bytes size);
+    bool map_chunks(Segment& arena, Address address, Bytes size);
+    void unmap_chunks(Segment& arena, Address address, Bytes size);
+    void unmap(Block* block);
+
+    Settings settings_;
+    Device& device_;
+    Statistics statistics_;
+    torch_rules::TieRule tie_rule_;
+    Bytes reserved_ = 0;  // what the limit is compared with: bytes of segments and mapped chunks
+    int captures_ = 0;
+    mutable std::uint64_t next_order_ = 1;
+
+    std::map<PoolId, std::unique_ptr<Pool>> pools_;
+    Pool* default_pool_;
+    std::vector<std::unique_ptr<Segment>> segments_;
+    std::map<Stream, std::deque<PendingEvent>> events_;
+    std::vector<Block*> held_;      // pending by the record's word, see free_pending
+    std::vector<Block*> deferred_;  // freed during a capture while other streams used them
+    std::vector<SegmentEvent>* log_ = nullptr;
+
+    std::vector<std::unique_ptr<Block[]>> slabs_;
+    Block* spare_blocks_ = nullptr;  // chained by `next`
+};
+
+}  // namespace tenure

@@ -1,0 +1,47 @@
+// What the devices without a GPU share: a capacity, and events that their owner completes.
+#pragma once
+
+#include <map>
+
+#include "engine/devices/device.hpp"
+
+namespace tenure {
+
+class ManualDevice : public Device {
+  public:
+    explicit ManualDevice(Bytes capacity) : capacity_(capacity) {}
+
+    EventHandle record_event(Stream stream) override {
+        events_[next_event_] = stream;
+        return next_event_++;
+    }
+    bool is_done(EventHandle event) override {
+        const auto finished = finished_.find(events_.at(event));
+        return finished != finished_.end() && event <= finished->second;
+    }
+    void wait(EventHandle event) override { finish(events_.at(event)); }
+    void release_event(EventHandle event) override { events_.erase(event); }
+    void synchronize(Stream stream) override { finish(stream); }
+    Bytes total_memory() const override { return capacity_; }
+
+    // Every event recorded on the stream so far is done from now on.
+    void finish(Stream stream) { finished_[stream] = next_event_ - 1; }
+
+    Bytes used() const { return used_; }  // bytes of segments and chunks
+    // Counts bytes against the capacity; false, and nothing counted, if they do not fit.
+    bool take(Bytes size) {
+        if (capacity_ != unlimited && used_ + size > capacity_) return false;
+        used_ += size;
+        return true;
+    }
+    void give_back(Bytes size) { used_ -= size; }
+
+  private:
+    Bytes capacity_;
+    Bytes used_ = 0;
+    EventHandle next_event_ = 1;
+    std::map<EventHandle, Stream> events_;
+    std::map<Stream, EventHandle> finished_;  // newest event that is done
+};
+
+}  // namespace tenure

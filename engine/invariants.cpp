@@ -1,0 +1,148 @@
+#include "engine/invariants.hpp"
+
+#include <algorithm>
+#include <string>
+
+namespace tenure {
+
+namespace {
+
+// What one walk over all segments adds up to, to be compared with counters and lists.
+struct Sums {
+    Bytes mapped = 0;
+    Bytes live = 0;
+    Bytes active = 0;
+    Bytes requested = 0;
+    Bytes split = 0;  // cached bytes beside a neighbour, not in arenas
+    std::int64_t live_blocks = 0;
+    std::int64_t active_blocks = 0;
+    std::int64_t split_blocks = 0;
+    std::int64_t segments = 0;
+    std::size_t cached_blocks = 0;
+    std::size_t unmapped_blocks = 0;
+};
+
+void require(bool holds, const char* rule, const Block* block = nullptr) {
+    if (holds) return;
+    std::string where = block ? " (block at " + std::to_string(block->address) + ", " +
+                                    std::to_string(block->size) + " bytes)"
+                              : std::string();
+    throw BrokenInvariant(rule + where);
+}
+
+void check_block(const Block& block, const Segment& segment) {
+    require(block.segment == &segment, "a block knows its segment", &block);
+    require(block.size > 0, "a block is not empty", &block);
+    require(!block.next || block.next->previous == &block, "neighbours know each other", &block);
+    require(!block.next || block.next->address == block.end(), "blocks tile their segment", &block);
+    require(block.is_mapped() || segment.is_arena(), "only arenas have unmapped ranges", &block);
+    require(!block.next || !block.is_free() || block.next->state != block.state,
+            "free neighbours in the same mapped state are merged", &block);
+    require((block.waiting_events > 0) <= (block.state == BlockState::pending),
+            "only a pending block waits for events", &block);
+    require(block.state != BlockState::live || block.requested <= block.size,
+            "a live block holds its request", &block);
+}
+
+void check_chunks(const Segment& segment) {
+    if (!segment.is_arena()) return;
+    for (const Block* block = segment.first; block; block = block->next) {
+        const Bytes begin = static_cast<Bytes>(block->address - segment.address);
+        for (Bytes i = begin / segment.granule; i * segment.granule < begin + block->size; ++i) {
+            const auto slot = static_cast<std::size_t>(i);
+            const bool has_chunk = slot < segment.chunks.size() && segment.chunks[slot] != 0;
+            require(has_chunk == block->is_mapped(), "mapped blocks lie on chunks, unmapped do not",
+                    block);
+            if (!block->is_mapped()) break;  // one slot tells: unmapped ranges are whole granules
+        }
+    }
+}
+
+void add(Sums& sums, const Block& block, const Segment& segment) {
+    if (!block.is_mapped()) {
+        ++sums.unmapped_blocks;
+        return;
+    }
+    sums.mapped += block.size;
+    if (block.state == BlockState::cached) {
+        ++sums.cached_blocks;
+        if (block.is_split() && !segment.is_arena()) {
+            ++sums.split_blocks;
+            sums.split += block.size;
+        }
+        return;
+    }
+    ++sums.active_blocks;
+    sums.active += block.size;
+    sums.requested += block.requested;
+    if (block.state == BlockState::live) {
+        ++sums.live_blocks;
+        sums.live += block.size;
+    }
+}
+
+void check_home(const Home& home, Sums& listed) {
+    const Block* last = nullptr;
+    for (Block* block = home.free.first(); block; block = home.free.after(block)) {
+        require(block->state == BlockState::cached, "free lists hold cached blocks", block);
+        require(block->segment->home == &home, "a block is listed at its home", block);
+        require(!last || last->size <= block->size, "free lists are ordered by size", block);
+        last = block;
+        ++listed.cached_blocks;
+    }
+    require(listed.cached_blocks >= home.free.size(), "a free list knows its length");
+    for (const Block* block : home.unmapped) {
+        require(!block->is_mapped(), "the unmapped set holds unmapped ranges", block);
+        ++listed.unmapped_blocks;
+    }
+}
+
+void check_counters(const Statistics& statistics, const Sums& sums) {
+    auto equal = [](const PoolCounter& counter, std::int64_t sum, const char* rule) {
+        require(counter.all.current == sum, rule);
+        require(counter.small_pool.current + counter.large_pool.current == sum, rule);
+        require(counter.all.peak >= sum, rule);
+    };
+    equal(statistics.reserved_bytes, sums.mapped, "reserved counts segments and mapped chunks");
+    equal(statistics.allocated_bytes, sums.live, "allocated counts live blocks");
+    equal(statistics.active_bytes, sums.active, "active counts live and pending blocks");
+    equal(statistics.requested_bytes, sums.requested, "requested counts what was asked for");
+    equal(statistics.allocation, sums.live_blocks, "allocation counts live blocks");
+    equal(statistics.active, sums.active_blocks, "active counts live and pending blocks");
+    equal(statistics.segment, sums.segments, "segment counts cudaMallocs");
+    equal(statistics.inactive_split, sums.split_blocks, "inactive_split counts split free blocks");
+    equal(statistics.inactive_split_bytes, sums.split, "inactive_split_bytes adds them up");
+}
+
+}  // namespace
+
+void check(const Allocator& allocator) {
+    Sums sums;
+    for (std::size_t i = 0; i < allocator.segments().size(); ++i) {
+        const Segment& segment = *allocator.segments()[i];
+        require(segment.index == i, "a segment knows its place");
+        require(segment.first && segment.first->address == segment.address,
+                "the first block starts the segment", segment.first);
+        require(!segment.first->previous, "nothing precedes the first block", segment.first);
+        if (!segment.is_arena()) ++sums.segments;
+        const Block* last = nullptr;
+        for (const Block* block = segment.first; block; block = block->next) {
+            check_block(*block, segment);
+            add(sums, *block, segment);
+            last = block;
+        }
+        require(last->end() == segment.address + static_cast<Address>(segment.size),
+                "blocks fill their segment", last);
+        check_chunks(segment);
+    }
+    Sums listed;
+    for (auto& [id, pool] : allocator.pools())
+        for (const PoolHalf* half : {&pool->small, &pool->large})
+            for (auto& home : half->homes) check_home(*home, listed);
+    require(listed.cached_blocks == sums.cached_blocks, "every cached block is listed once");
+    require(listed.unmapped_blocks == sums.unmapped_blocks, "every unmapped range is listed once");
+    require(allocator.reserved_ == sums.mapped, "the limit is compared with reserved bytes");
+    check_counters(allocator.statistics(), sums);
+}
+
+}  // namespace tenure

@@ -1,0 +1,148 @@
+// Giving memory back to the driver: garbage collection, oversize blocks, everything cached.
+#include "engine/allocator.hpp"
+
+namespace tenure {
+
+using namespace torch_rules;
+
+// Returns old whole segments of the default large pool until reserved is under the threshold.
+// Ages are counted in searches of that pool; each round returns all of at least average age.
+void Allocator::collect_garbage() {
+    const auto threshold = static_cast<Bytes>(settings_.garbage_collection_threshold *
+                                              static_cast<double>(settings_.limit));
+    if (reserved_ <= threshold) return;
+    const Bytes target = reserved_ - threshold;
+    PoolHalf& half = default_pool_->large;
+    auto age = [&](const Block* block) { return half.searches - block->searches_seen; };
+    std::int64_t total_age = 0;
+    std::int64_t whole = 0;  // unsplit free blocks, arenas' included
+    for (auto& home : half.homes)
+        for (Block* block = home->free.first(); block; block = home->free.after(block))
+            if (!block->is_split()) {
+                total_age += age(block);
+                ++whole;
+            }
+    Bytes reclaimed = 0;
+    for (bool freed = true; reclaimed < target && freed && whole > 0;) {
+        freed = false;
+        const double average = static_cast<double>(total_age) / static_cast<double>(whole);
+        for (auto& home : half.homes)
+            for (Block *block = home->free.first(), *next; block; block = next) {
+                next = home->free.after(block);
+                if (block->is_split() || block->segment->is_arena()) continue;
+                if (static_cast<double>(age(block)) < average) continue;
+                freed = true;
+                reclaimed += block->size;
+                total_age -= age(block);
+                --whole;
+                release_segment(block);
+            }
+    }
+}
+
+// Returns one cached oversize block that is large enough, or several, largest first.
+bool Allocator::release_oversize(const Request& request) {
+    if (settings_.max_split_size == unlimited) return false;
+    FreeList& free = request.home->free;
+    const Bytes wanted = std::max(request.rounded, settings_.max_split_size);
+    Block* large_enough = free.best_fit(wanted);
+    if (large_enough && !large_enough->segment->is_arena()) {
+        if (large_enough->is_split()) return false;
+        release_segment(large_enough);
+        return true;
+    }
+    Bytes released = 0;
+    Block* block = large_enough ? free.preceding(large_enough) : free.last();
+    while (block && released < wanted && is_oversize(settings_, block->size)) {
+        Block* smaller = free.preceding(block);
+        if (!block->segment->is_arena() && !block->is_split()) {
+            released += block->size;
+            release_segment(block);
+        }
+        block = smaller;
+    }
+    return released >= wanted;
+}
+
+void Allocator::release_cached() {
+    wait_for_all_events();
+    release_half(default_pool_->large);
+    release_half(default_pool_->small);
+    release_freeable_pools();
+}
+
+void Allocator::empty_cache() {
+    if (captures_ == 0) {
+        release_cached();
+    } else {
+        release_freeable_pools();
+    }
+}
+
+void Allocator::release_freeable_pools() {
+    for (auto place = pools_.begin(); place != pools_.end();) {
+        Pool& pool = *(place++)->second;
+        if (pool.is_private() && pool.use_count == 0) release_pool_memory(pool);
+    }
+}
+
+void Allocator::empty_cache(PoolId id) {
+    if (id.is_default()) return empty_cache();
+    const auto place = pools_.find(id);
+    if (place != pools_.end() && place->second->use_count == 0) release_pool_memory(*place->second);
+}
+
+// Returns what the pool has cached, and drops the pool once the driver has everything back.
+void Allocator::release_pool_memory(Pool& pool) {
+    release_half(pool.small);
+    release_half(pool.large);
+    if (pool.device_allocs != 0) return;
+    for (auto& segment : segments_)
+        if (segment->home->half->pool == &pool) return;
+    pools_.erase(pool.id);
+}
+
+void Allocator::release_pool(PoolId id) {
+    Pool& pool = pool_at(id);
+    if (pool.use_count == 0) throw UsageError("release_pool: nobody holds this pool");
+    --pool.use_count;
+}
+
+void Allocator::release_half(PoolHalf& half) {
+    std::vector<Block*> in_arenas;  // unmapping changes the free lists: gather first
+    for (auto& home : half.homes)
+        for (Block *block = home->free.first(), *next; block; block = next) {
+            next = home->free.after(block);
+            if (block->segment->is_arena())
+                in_arenas.push_back(block);
+            else if (!block->is_split())
+                release_segment(block);
+        }
+    for (Block* block : in_arenas) {
+        unmap(block);
+        if (block->is_mapped() || block->is_split()) continue;
+        Segment* arena = block->segment;
+        arena->home->unmapped.erase(block);
+        device_.unreserve(arena->address, arena->size);
+        drop_segment(arena);
+    }
+}
+
+// pre: cached, unsplit, not in an arena.
+void Allocator::release_segment(Block* block) {
+    Home& home = *block->segment->home;
+    const bool small = home.half->small;
+    const Bytes size = block->size;
+    const Address address = block->address;
+    device_.destroy_segment(address, size);
+    home.free.erase(block);
+    drop_segment(block->segment);
+    count_reserved(home, -size);
+    --home.half->pool->device_allocs;
+    statistics_.segment.decrease(small, 1);
+    if (is_oversize(settings_, size)) statistics_.oversize_segments.decrease(1);
+    ++statistics_.num_device_free;
+    log(Action::segment_free, address, size, home);
+}
+
+}  // namespace tenure

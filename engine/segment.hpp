@@ -1,0 +1,27 @@
+// A segment: a range the driver gave. Either one cudaMalloc, or an arena: reserved addresses
+// whose granules are mapped to chunks on demand (PyTorch's "expandable segment").
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "engine/block.hpp"
+#include "engine/devices/device.hpp"
+
+namespace tenure {
+
+struct Home;
+
+struct Segment {
+    Address address = 0;
+    Bytes size = 0;  // of a cudaMalloc; or reserved addresses of an arena
+    Home* home = nullptr;
+    Block* first = nullptr;
+    std::size_t index = 0;           // position in the allocator's list of segments
+    Bytes granule = 0;               // bytes of one chunk; 0 for a cudaMalloc
+    std::vector<ChunkHandle> chunks; // by granule; 0 where nothing is mapped
+
+    bool is_arena() const { return granule != 0; }
+};
+
+}  // namespace tenure

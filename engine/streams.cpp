@@ -1,0 +1,159 @@
+// Frees, uses and events: when a block may be handed out again.
+//
+// Reuse on the block's own stream needs no event: work there is ordered. A use on another stream
+// (record_stream) makes the free wait for one event per such stream, recorded at the free and
+// noticed at a later request, as in PyTorch.
+#include <algorithm>
+
+#include "engine/allocator.hpp"
+
+namespace tenure {
+
+void Allocator::record_stream(Block* block, Stream stream) {
+    if (stream == block->segment->home->stream) return;
+    if (std::find(block->uses.begin(), block->uses.end(), stream) == block->uses.end())
+        block->uses.push_back(stream);
+}
+
+void Allocator::start_waiting(Block* block) {
+    const bool small = block->segment->home->half->small;
+    block->state = BlockState::pending;
+    statistics_.allocation.decrease(small, 1);
+    statistics_.allocated_bytes.decrease(small, block->size);
+    if (torch_rules::is_oversize(settings_, block->size)) statistics_.oversize_allocations.decrease(1);
+}
+
+void Allocator::free(Block* block) {
+    start_waiting(block);
+    if (block->uses.empty()) {
+        make_cached(block);
+    } else if (captures_ > 0) {
+        deferred_.push_back(block);
+    } else {
+        record_events(block);
+    }
+}
+
+// One event on each stream that used the block, behind everything queued there until now.
+void Allocator::record_events(Block* block) {
+    for (Stream stream : block->uses) {
+        events_[stream].push_back({device_.record_event(stream), block});
+        ++block->waiting_events;
+    }
+    block->uses.clear();
+}
+
+void Allocator::resume_deferred() {
+    for (Block* block : deferred_) record_events(block);
+    deferred_.clear();
+}
+
+void Allocator::end_capture() {
+    if (captures_ == 0) throw UsageError("no capture is underway");
+    --captures_;
+}
+
+void Allocator::free_pending(Block* block) {
+    start_waiting(block);
+    block->uses.clear();
+    block->waiting_events = 1;
+    held_.push_back(block);
+}
+
+void Allocator::complete(Block* block) {
+    const auto place = std::find(held_.begin(), held_.end(), block);
+    if (place == held_.end()) throw UsageError("complete: the block waits for nothing");
+    held_.erase(place);
+    block->waiting_events = 0;
+    make_cached(block);
+}
+
+void Allocator::poll_events() {
+    if (!deferred_.empty()) resume_deferred();
+    for (auto& [stream, queue] : events_)
+        while (!queue.empty() && device_.is_done(queue.front().event)) {
+            const PendingEvent done = queue.front();
+            queue.pop_front();
+            retire(done);
+        }
+}
+
+void Allocator::wait_for_all_events() {
+    ++statistics_.num_sync_all_streams;
+    if (!deferred_.empty()) resume_deferred();
+    for (auto& [stream, queue] : events_)
+        while (!queue.empty()) {
+            const PendingEvent done = queue.front();
+            device_.wait(done.event);
+            queue.pop_front();
+            retire(done);
+        }
+    std::vector<Block*> held;
+    held.swap(held_);
+    for (Block* block : held) {
+        block->waiting_events = 0;
+        make_cached(block);
+    }
+}
+
+void Allocator::retire(PendingEvent pending) {
+    device_.release_event(pending.event);
+    if (--pending.block->waiting_events == 0) make_cached(pending.block);
+}
+
+// Gives a block back to its pool, merged with free neighbours.
+void Allocator::make_cached(Block* block) {
+    Home& home = *block->segment->home;
+    const bool small = home.half->small;
+    const Bytes own_size = block->size;
+    block->state = BlockState::cached;
+    std::int64_t split_blocks = 0;  // net change of the inactive_split counters
+    Bytes split_bytes = 0;
+    for (Block* neighbour : {block->previous, block->next}) {
+        const Bytes merged = merge(block, neighbour);
+        if (merged > 0) {
+            --split_blocks;
+            split_bytes -= merged;
+        }
+    }
+    block->searches_seen = home.half->searches;
+    home.free.insert(block);
+    if (block->is_split()) {
+        ++split_blocks;
+        split_bytes += block->size;
+    }
+    if (!block->segment->is_arena()) {
+        statistics_.inactive_split.change(small, split_blocks);
+        statistics_.inactive_split_bytes.change(small, split_bytes);
+    }
+    statistics_.active.decrease(small, 1);
+    statistics_.active_bytes.decrease(small, own_size);
+    statistics_.requested_bytes.decrease(small, block->requested);
+}
+
+// Absorbs a free neighbour in the same mapped state; bytes gained, or 0.
+Bytes Allocator::merge(Block* block, Block* neighbour) {
+    if (!neighbour || !neighbour->is_free() || neighbour->state != block->state) return 0;
+    Home& home = *block->segment->home;
+    if (neighbour->is_mapped())
+        home.free.erase(neighbour);
+    else
+        home.unmapped.erase(neighbour);
+    if (neighbour == block->previous) {
+        block->address = neighbour->address;
+        block->previous = neighbour->previous;
+        if (block->previous)
+            block->previous->next = block;
+        else
+            block->segment->first = block;
+    } else {
+        block->next = neighbour->next;
+        if (block->next) block->next->previous = block;
+    }
+    const Bytes gained = neighbour->size;
+    block->size += gained;
+    delete_block(neighbour);
+    return gained;
+}
+
+}  // namespace tenure
