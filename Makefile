@@ -32,7 +32,7 @@ export REQUIREMENTS
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo build test lint format stubs layout engine-test sanitize bench fuzz gpu-test docs \
+.PHONY: help demo build test lint format layout engine-test sanitize bench fuzz gpu-test docs \
 	check clean
 
 help: ## List the targets
@@ -58,9 +58,6 @@ format: $(VENV)/ready ## Reformat Python and C++ in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(NATIVE)
-
-stubs: $(VENV)/installed ## Compare the type stub of the engine with the built module
-	cd $(VENV) && $(abspath $(BIN))/python -m mypy.stubtest tenure._engine
 
 layout: $(VENV)/ready ## Check who imports whom, and the sizes of files and functions
 	$(BIN)/pytest -q tests/test_layout.py
@@ -94,7 +91,7 @@ docs: $(VENV)/docs ## Build the documentation into build/docs
 	$(BIN)/sphinx-build -C -W -b html -D project=tenure -D extensions=myst_parser \
 		-D html_theme=furo -D myst_heading_anchors=3 docs $(BUILD)/docs
 
-check: lint layout engine-test sanitize stubs ## All of the above that needs no GPU, and all Python tests
+check: lint layout engine-test sanitize $(VENV)/installed ## All of the above that needs no GPU, and all Python tests
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 clean: ## Remove the virtual environment and everything built
