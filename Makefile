@@ -13,7 +13,7 @@ CMAKE := $(BIN)/cmake
 CONFIGURE := $(CMAKE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S .
 # libFuzzer comes with clang; without it the fuzz targets run under a plain driver.
 CLANG = $(if $(shell command -v clang++),-DCMAKE_CXX_COMPILER=clang++)
-NATIVE := $(shell find engine -name '*.?pp')
+NATIVE := find engine -name '*.?pp' -print0 | xargs -0
 # What the package is built from. Folders too: a removed or renamed file changes only its folder.
 SOURCES := CMakeLists.txt pyproject.toml README.md LICENSE \
 	$(shell find engine src \( -path engine/tests -o -path engine/fuzz -o -name __pycache__ \) \
@@ -52,12 +52,12 @@ lint: $(VENV)/ready ## Check formatting, style and types of Python and C++
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
+	$(NATIVE) $(BIN)/clang-format --dry-run --Werror
 
 format: $(VENV)/ready ## Reformat Python and C++ in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(NATIVE)
+	$(NATIVE) $(BIN)/clang-format -i
 
 layout: $(VENV)/ready ## Check who imports whom, and the sizes of files and functions
 	$(BIN)/pytest -q tests/test_layout.py
