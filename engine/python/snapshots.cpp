@@ -1,6 +1,4 @@
 // _engine.read_snapshot: a snapshot's bytes into a dict of numpy columns.
-#include "engine/snapshots/snapshot_columns.hpp"
-
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -12,6 +10,7 @@
 #include <vector>
 
 #include "engine/python/bindings.hpp"
+#include "engine/snapshots/snapshot_columns.hpp"
 
 namespace nb = nanobind;
 
@@ -42,9 +41,8 @@ nb::object array(std::vector<Number>& column) {
     auto owner = std::make_unique<std::vector<Number>>(std::move(column));
     const Number* data = owner->data();
     const std::size_t size = owner->size();
-    nb::capsule keeper(owner.get(), [](void* held) noexcept {
-        delete static_cast<std::vector<Number>*>(held);
-    });
+    nb::capsule keeper(owner.get(),
+                       [](void* held) noexcept { delete static_cast<std::vector<Number>*>(held); });
     owner.release();
     return nb::cast(nb::ndarray<nb::numpy, const Number, nb::ndim<1>>(data, {size}, keeper));
 }

@@ -92,10 +92,9 @@ Document PickleMachine::run() {
         document_.root = pop();
     } catch (const Refusal& refusal) {
         const bool started = opcode_at_ != nullptr && opcode_at_ < end_;
-        const std::string at =
-            started ? " at byte " + std::to_string(opcode_at_ - begin_) + " (opcode " +
-                          opcode_name(*opcode_at_) + ")"
-                    : "";
+        const std::string at = started ? " at byte " + std::to_string(opcode_at_ - begin_) +
+                                             " (opcode " + opcode_name(*opcode_at_) + ")"
+                                       : "";
         throw BadInput("not a readable pickle" + at + ": " + refusal.what());
     }
     return std::move(document_);

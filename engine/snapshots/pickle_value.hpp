@@ -6,14 +6,14 @@
 namespace tenure {
 
 enum class Kind : std::uint8_t {
-    integer = 0,      // from -2^60 to 2^60 - 1, held in the value itself
-    text = 1,         // index into the strings
-    list = 2,         // index into the lists
-    dict = 3,         // index into the dicts
-    tuple = 4,        // index into the spans
-    constant = 5,     // None, False, True
-    real = 6,         // index into the doubles
-    rare = 7,         // see Rare
+    integer = 0,   // from -2^60 to 2^60 - 1, held in the value itself
+    text = 1,      // index into the strings
+    list = 2,      // index into the lists
+    dict = 3,      // index into the dicts
+    tuple = 4,     // index into the spans
+    constant = 5,  // None, False, True
+    real = 6,      // index into the doubles
+    rare = 7,      // see Rare
 };
 
 // Kinds that a snapshot hardly has; the index lies above their four bits.

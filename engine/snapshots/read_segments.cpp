@@ -58,17 +58,18 @@ class SegmentReader {
         const std::int64_t size = expect_count(document_, record.get(Field::total_size), size_at);
         const std::uint64_t address =
             expect_handle(document_, record.get(Field::address), address_at);
-        if (address > std::numeric_limits<std::uint64_t>::max() - static_cast<std::uint64_t>(size)) {
+        if (address >
+            std::numeric_limits<std::uint64_t>::max() - static_cast<std::uint64_t>(size)) {
             refuse(size_at, "the segment ends beyond the last address");
         }
         out.device.push_back(
             expect_small(document_, record.get(Field::device), record.at(Field::device)));
         out.address.push_back(address);
         out.size.push_back(size);
-        out.stream.push_back(record.has(Field::stream)
-                                 ? expect_handle(document_, record.get(Field::stream),
-                                                 record.at(Field::stream))
-                                 : 0);
+        out.stream.push_back(
+            record.has(Field::stream)
+                ? expect_handle(document_, record.get(Field::stream), record.at(Field::stream))
+                : 0);
         out.large.push_back(read_large(record) ? 1 : 0);
         out.pool.push_back(read_pool(record));
         out.expandable.push_back(read_expandable(record) ? 1 : 0);
@@ -121,8 +122,8 @@ class SegmentReader {
             next = read_block(block_kind_.open(document_, blocks[i], place.at(i)), next, end);
         }
         if (next != end) {
-            refuse(place, "the blocks end " + std::to_string(end - next) +
-                              " bytes before their segment");
+            refuse(place,
+                   "the blocks end " + std::to_string(end - next) + " bytes before their segment");
         }
     }
 
@@ -130,8 +131,7 @@ class SegmentReader {
     std::uint64_t read_block(const BlockRecord& record, std::uint64_t begin, std::uint64_t end) {
         BlockColumns& out = reader_.columns.blocks;
         const Place size_at = record.at(BlockField::size);
-        const std::int64_t size =
-            expect_count(document_, record.get(BlockField::size), size_at);
+        const std::int64_t size = expect_count(document_, record.get(BlockField::size), size_at);
         if (record.has(BlockField::address)) {
             reader_.saw(Key::block_address);
             const Place at = record.at(BlockField::address);
@@ -176,8 +176,8 @@ class SegmentReader {
         }
         if (record.has(BlockField::frames)) {
             reader_.saw(Key::block_frames);
-            stack = reader_.tables.stack(record.get(BlockField::frames),
-                                         record.at(BlockField::frames));
+            stack =
+                reader_.tables.stack(record.get(BlockField::frames), record.at(BlockField::frames));
         }
         if (state != BlockState::inactive && requested > size) {
             refuse(record.place, "a block of " + std::to_string(size) + " bytes for a request of " +

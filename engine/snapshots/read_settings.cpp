@@ -7,7 +7,7 @@ enum class Field { name, stage, device, time_us, count };
 constexpr std::size_t kFields = static_cast<std::size_t>(Field::count);
 constexpr std::array<const char*, kFields> kNames{"name", "stage", "device", "time_us"};
 
-constexpr int kSettingDepth = 8;      // PyTorch's are two deep
+constexpr int kSettingDepth = 8;  // PyTorch's are two deep
 constexpr std::size_t kSettings = 10000;
 
 class SettingReader {

@@ -68,12 +68,11 @@ class TraceReader {
         const Record record = kind_.open(document_, event, place);
         const Action action = read_action(record);
         const Field where = action == Action::oom ? Field::device_free : Field::addr;
-        const std::uint64_t address =
-            expect_handle(document_, record.get(where), record.at(where));
+        const std::uint64_t address = expect_handle(document_, record.get(where), record.at(where));
         const std::int64_t size =
             expect_count(document_, record.get(Field::size), record.at(Field::size));
-        if (action != Action::oom &&
-            address > std::numeric_limits<std::uint64_t>::max() - static_cast<std::uint64_t>(size)) {
+        if (action != Action::oom && address > std::numeric_limits<std::uint64_t>::max() -
+                                                   static_cast<std::uint64_t>(size)) {
             refuse(record.at(Field::size), "the range ends beyond the last address");
         }
         out.action.push_back(static_cast<std::uint8_t>(action));

@@ -6,12 +6,11 @@
 namespace tenure {
 
 const std::array<const char*, kKeys> kKeyNames{
-    "device_traces",         "allocator_settings",    "external_annotations",
-    "host_segments",         "host_traces",           "event.time_us",
-    "event.pool_id",         "event.compile_context", "event.frames",
-    "event.stream",          "segment.pool_id",       "segment.is_expandable",
-    "segment.frames",        "block.address",         "block.requested_size",
-    "block.history",         "block.frames"};
+    "device_traces",  "allocator_settings", "external_annotations", "host_segments",
+    "host_traces",    "event.time_us",      "event.pool_id",        "event.compile_context",
+    "event.frames",   "event.stream",       "segment.pool_id",      "segment.is_expandable",
+    "segment.frames", "block.address",      "block.requested_size", "block.history",
+    "block.frames"};
 
 namespace {
 
@@ -25,9 +24,9 @@ enum class Field {
     count
 };
 constexpr std::size_t kFields = static_cast<std::size_t>(Field::count);
-constexpr std::array<const char*, kFields> kNames{
-    "segments",      "device_traces", "allocator_settings", "external_annotations",
-    "host_segments", "host_traces"};
+constexpr std::array<const char*, kFields> kNames{"segments",           "device_traces",
+                                                  "allocator_settings", "external_annotations",
+                                                  "host_segments",      "host_traces"};
 
 void read_top(SnapshotReader& reader, Value root) {
     RecordKind<kFields> kind(reader.document, kNames);

@@ -48,10 +48,9 @@ Index StackTables::frame(Value dict, const Place& place) {
     const Index file = string(file_text);
     const Index name = string(name_text);
     FrameColumns& frames = columns_.frames;
-    const std::uint64_t hash =
-        mix_hash(mix_hash(mix_hash(0, static_cast<std::uint64_t>(file)),
-                          static_cast<std::uint64_t>(line)),
-                 static_cast<std::uint64_t>(name));
+    const std::uint64_t hash = mix_hash(
+        mix_hash(mix_hash(0, static_cast<std::uint64_t>(file)), static_cast<std::uint64_t>(line)),
+        static_cast<std::uint64_t>(name));
     const std::uint32_t found = frame_table_.find(hash, [&](std::uint32_t id) {
         return frames.file[id] == file && frames.line[id] == line && frames.name[id] == name;
     });
@@ -111,9 +110,8 @@ Index StackTables::pool(Value pair, const Place& place) {
     auto& pools = columns_.pools;
     const std::uint64_t hash = mix_hash(mix_hash(0, id.first), id.second);
     std::uint32_t found =
-        id == pools[0] ? 0 : pool_table_.find(hash, [&](std::uint32_t at) {
-            return pools[at] == id;
-        });
+        id == pools[0] ? 0
+                       : pool_table_.find(hash, [&](std::uint32_t at) { return pools[at] == id; });
     if (found == ProbeTable::kMissing) {
         found = static_cast<std::uint32_t>(next_index(pools.size(), place));
         pools.push_back(id);
