@@ -5,10 +5,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
+#include "engine/errors.hpp"
 #include "engine/python/bindings.hpp"
 #include "engine/snapshots/snapshot_columns.hpp"
 
@@ -33,6 +36,24 @@ class Bytes {
 
   private:
     Py_buffer buffer_;
+};
+
+// A binary Python stream; the GIL is taken for each piece.
+class StreamSource final : public ByteSource {
+  public:
+    explicit StreamSource(nb::handle stream) : stream_(stream) {}
+
+    std::size_t read(std::span<std::byte> into) override {
+        const nb::gil_scoped_acquire acquire;
+        const Bytes piece(stream_.attr("read")(into.size()));
+        const std::span<const std::byte> bytes = piece.span();
+        if (bytes.size() > into.size()) throw UsageError("read(n) gave more than n bytes");
+        std::copy(bytes.begin(), bytes.end(), into.begin());
+        return bytes.size();
+    }
+
+  private:
+    nb::handle stream_;
 };
 
 // A read-only numpy array that owns the column: nothing is copied.
@@ -147,12 +168,20 @@ nb::dict snapshot_dict(SnapshotColumns& columns) {
     return out;
 }
 
-nb::dict read(nb::handle data) {
-    const Bytes bytes(data);
+SnapshotColumns read_without_gil(ByteSource& source) {
+    const nb::gil_scoped_release release;
+    return read_snapshot(source);
+}
+
+nb::dict read(nb::handle source) {
     SnapshotColumns columns;
-    {
-        nb::gil_scoped_release release;
-        columns = read_snapshot(bytes.span());
+    if (nb::hasattr(source, "read")) {
+        StreamSource stream(source);
+        columns = read_without_gil(stream);
+    } else {
+        const Bytes bytes(source);
+        MemorySource memory(bytes.span());
+        columns = read_without_gil(memory);
     }
     return snapshot_dict(columns);
 }
@@ -160,8 +189,8 @@ nb::dict read(nb::handle data) {
 }  // namespace
 
 void bind_snapshots(nb::module_& m) {
-    m.def("read_snapshot", &read, nb::arg("data"),
-          "The columns of a snapshot's pickle (bytes, mmap or any buffer); runs nothing in it.");
+    m.def("read_snapshot", &read, nb::arg("source"),
+          "The columns of a snapshot's pickle, from bytes or a binary stream; runs nothing in it.");
 }
 
 }  // namespace tenure

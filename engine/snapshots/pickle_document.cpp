@@ -38,20 +38,6 @@ std::string quoted(std::string_view text) {
 
 }  // namespace
 
-Value* ValueArena::take(std::size_t count) {
-    if (count > left_) {
-        const std::size_t size = std::max(count, kChunk);
-        chunks_.push_back(std::make_unique_for_overwrite<Value[]>(size));
-        if (size > kChunk) return chunks_.back().get();
-        next_ = chunks_.back().get();
-        left_ = size;
-    }
-    Value* taken = next_;
-    next_ += count;
-    left_ -= count;
-    return taken;
-}
-
 Document::Document() {
     shapes_.emplace_back();
     spans_.push_back(Span{nullptr, 0});
@@ -63,21 +49,10 @@ Value Document::text(std::string_view text) {
         string_table_.find(hash, [&](std::uint32_t id) { return strings_[id] == text; });
     if (index == ProbeTable::kMissing) {
         index = checked_index(strings_.size());
-        strings_.push_back(text);
+        strings_.emplace_back(letters_.keep(text.data(), text.size(), text.size()), text.size());
         string_table_.insert(hash, index);
     }
     return Value::of(Kind::text, index);
-}
-
-Value Document::owned_text(std::string text) {
-    owned_.push_back(std::move(text));
-    return this->text(owned_.back());
-}
-
-Value Document::bytes(std::string_view bytes) {
-    const std::uint32_t index = checked_index(strings_.size());
-    strings_.push_back(bytes);
-    return Value::of(Rare::bytes, index);
 }
 
 Value Document::wide_integer(bool negative, std::int64_t number) {
@@ -111,8 +86,7 @@ std::uint32_t Document::share(std::span<const Value> items) {
         if (found != ProbeTable::kMissing) return found;
     }
     const std::uint32_t index = checked_index(spans_.size());
-    Value* kept = arena_.take(items.size());
-    std::memcpy(kept, items.data(), items.size_bytes());
+    Value* kept = values_.keep(items.data(), items.size(), items.size());
     spans_.push_back(Span{kept, checked_index(items.size())});
     if (shared) span_table_.insert(hash, index);
     return index;
@@ -166,9 +140,7 @@ void Document::assign(Value dict_value, std::span<const Value> pairs) {
     if (after > dict.room) {
         // Filled in one go, as usual: exactly that; one by one: room to grow.
         const std::size_t room = before == 0 ? after : 2 * after;
-        Value* moved = arena_.take(room);
-        std::copy_n(dict.values, before, moved);
-        dict.values = moved;
+        dict.values = values_.keep(dict.values, before, room);
         dict.room = static_cast<std::uint32_t>(room);
     }
     for (std::size_t i = before, from = 1; i < after; ++i, from += 2) dict.values[i] = pairs[from];

@@ -1,10 +1,9 @@
 // What a pickle describes, kept small: equal strings, equal runs of items and equal key lists once.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -28,15 +27,35 @@ struct Shape {
     std::uint64_t hash = 0;
 };
 
-// A memory area for values that are never given back one by one.
-class ValueArena {
+// A memory area whose pieces are never given back one by one.
+template <typename Item>
+class Area {
   public:
-    Value* take(std::size_t count);
+    Item* keep(const Item* items, std::size_t count, std::size_t room) {
+        Item* taken = take(room);
+        std::copy_n(items, count, taken);
+        return taken;
+    }
 
   private:
-    static constexpr std::size_t kChunk = std::size_t{1} << 16;  // values
-    std::vector<std::unique_ptr<Value[]>> chunks_;
-    Value* next_ = nullptr;
+    static constexpr std::size_t kChunk = (std::size_t{1} << 19) / sizeof(Item);
+
+    Item* take(std::size_t count) {
+        if (count > left_) {
+            const std::size_t size = std::max(count, kChunk);
+            chunks_.push_back(std::make_unique_for_overwrite<Item[]>(size));
+            if (size > kChunk) return chunks_.back().get();
+            next_ = chunks_.back().get();
+            left_ = size;
+        }
+        Item* taken = next_;
+        next_ += count;
+        left_ -= count;
+        return taken;
+    }
+
+    std::vector<std::unique_ptr<Item[]>> chunks_;
+    Item* next_ = nullptr;
     std::size_t left_ = 0;
 };
 
@@ -60,10 +79,9 @@ class Document {
     Document(Document&&) = default;
     Document& operator=(Document&&) = default;
 
-    // Building. The text must stay where it is as long as the document lives.
+    // Building. Texts are copied; of bytes nothing is kept.
     Value text(std::string_view text);
-    Value owned_text(std::string text);
-    Value bytes(std::string_view bytes);
+    Value bytes() { return Value::of(Rare::bytes, 0); }
     Value integer(std::int64_t number) {
         return Value::fits(number) ? Value::small(number) : wide_integer(number < 0, number);
     }
@@ -98,6 +116,7 @@ class Document {
     std::string describe(Value value) const;
 
     Value root = Value::none();
+    std::uint64_t pickle_bytes = 0;  // that it was read from
 
   private:
     struct Span {
@@ -118,9 +137,9 @@ class Document {
     std::uint32_t add_shape(std::uint32_t from, std::span<const Value> pairs, std::uint64_t hash);
     void assign_wide(Dict& dict, std::span<const Value> pairs);
 
-    ValueArena arena_;
+    Area<Value> values_;
+    Area<char> letters_;
     std::vector<std::string_view> strings_;
-    std::deque<std::string> owned_;
     std::vector<double> reals_;
     struct Wide {
         bool negative;

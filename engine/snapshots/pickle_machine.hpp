@@ -1,9 +1,7 @@
 // Reads a pickle, protocols 0 to 5, without ever running what is in it.
 #pragma once
 
-#include <cstddef>
-#include <span>
-
+#include "engine/snapshots/byte_source.hpp"
 #include "engine/snapshots/pickle_document.hpp"
 
 namespace tenure {
@@ -13,8 +11,7 @@ namespace tenure {
 // outside throws BadInput, as does a pickle that is broken or cut short; the message says which
 // opcode, at which byte, and what to do. No length is believed before the bytes for it are seen to
 // be there, and nothing recurses, so work and memory stay in proportion to the size of the file.
-//
-// The bytes must stay where they are as long as the document lives: its strings point into them.
-Document read_pickle(std::span<const std::byte> bytes);
+// The source is read up to the pickle's end, and a little beyond.
+Document read_pickle(ByteSource& source);
 
 }  // namespace tenure

@@ -20,7 +20,7 @@ enum class Kind : std::uint8_t {
 enum class Rare : std::uint8_t {
     wide_integer = 0,  // index into the integers of 61 to 64 bits
     huge_integer = 1,  // more than 64 bits; its digits are not kept
-    bytes = 2,         // index into the strings
+    bytes = 2,         // not kept
     set = 3,           // index into the lists
 };
 

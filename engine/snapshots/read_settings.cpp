@@ -9,6 +9,7 @@ constexpr std::array<const char*, kFields> kNames{"name", "stage", "device", "ti
 
 constexpr int kSettingDepth = 8;  // PyTorch's are two deep
 constexpr std::size_t kSettings = 10000;
+constexpr std::size_t kLetters = std::size_t{1} << 20;
 
 class SettingReader {
   public:
@@ -20,9 +21,7 @@ class SettingReader {
         Setting out;
         switch (value.kind()) {
             case Kind::text:
-                out.type = Setting::Type::text;
-                out.text = document_.text_of(value);
-                return out;
+                return read_text(value, place);
             case Kind::real:
                 out.type = Setting::Type::real;
                 out.real = document_.real_of(value);
@@ -45,6 +44,15 @@ class SettingReader {
     }
 
   private:
+    Setting read_text(Value value, const Place& place) {
+        Setting out;
+        out.type = Setting::Type::text;
+        letters_ += document_.text_of(value).size();
+        if (letters_ > kLetters) refuse(place, "settings of more than a million letters");
+        out.text = document_.text_of(value);
+        return out;
+    }
+
     Setting read_list(Value value, const Place& place, int depth) {
         Setting out;
         out.type = Setting::Type::list;
@@ -73,6 +81,7 @@ class SettingReader {
 
     const Document& document_;
     std::size_t seen_ = 0;
+    std::size_t letters_ = 0;
 };
 
 }  // namespace

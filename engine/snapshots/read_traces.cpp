@@ -94,8 +94,9 @@ class TraceReader {
         }
         const std::string_view name = expect_text(document_, text, record.at(Field::action));
         auto& unknown = reader_.columns.unknown_actions;
-        if (unknown.size() >= kUnknownActions && !unknown.contains(std::string(name))) {
-            refuse(record.at(Field::action), "yet another unknown action");
+        if (name.size() > kLongestAction ||
+            (unknown.size() >= kUnknownActions && !unknown.contains(std::string(name)))) {
+            refuse_value(document_, record.at(Field::action), text, "an action");
         }
         ++unknown[std::string(name)];
         return Action::other;
@@ -134,7 +135,9 @@ class TraceReader {
         return reader_.tables.string(text);
     }
 
-    static constexpr std::size_t kUnknownActions = 100;  // different names; a real file has few
+    // A newer torch may add a few actions; what goes beyond is not a trace.
+    static constexpr std::size_t kUnknownActions = 100;
+    static constexpr std::size_t kLongestAction = 100;  // letters
 
     SnapshotReader& reader_;
     const Document& document_;

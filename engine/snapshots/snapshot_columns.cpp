@@ -56,13 +56,13 @@ void SnapshotReader::take_rows(std::size_t count, const Place& place) {
     if (rows_left < 0) refuse(place, "the same objects over and over, more than the file's bytes");
 }
 
-SnapshotColumns read_snapshot(std::span<const std::byte> bytes) {
-    Document document = read_pickle(bytes);
+SnapshotColumns read_snapshot(ByteSource& source) {
+    Document document = read_pickle(source);
     SnapshotColumns columns;
     columns.settings.type = Setting::Type::dict;
     const Value root = document.root;
     SnapshotReader reader{document, columns, StackTables(document, columns),
-                          static_cast<std::int64_t>(bytes.size())};
+                          static_cast<std::int64_t>(document.pickle_bytes)};
     if (root.is(Kind::list)) {
         const std::span<const Value> items = document.items_of(root);
         if (items.empty()) refuse(Place{}, "an empty list; record before you dump");

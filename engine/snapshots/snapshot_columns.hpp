@@ -5,10 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "engine/snapshots/byte_source.hpp"
 
 namespace tenure {
 
@@ -118,6 +119,6 @@ struct SnapshotColumns {
 // Reads the pickle of a snapshot, of any torch version from 2.0, or of torch.cuda.memory_snapshot()
 // (segments only). Every type and range is checked, blocks must tile their segment and segments of
 // a device must not overlap. Throws BadInput: where, what was found, what to do.
-SnapshotColumns read_snapshot(std::span<const std::byte> bytes);
+SnapshotColumns read_snapshot(ByteSource& source);
 
 }  // namespace tenure

@@ -43,8 +43,7 @@ Index StackTables::frame(Value dict, const Place& place) {
     const Value name_text = record.get(FrameField::name);
     expect_text(document_, file_text, record.at(FrameField::filename));
     expect_text(document_, name_text, record.at(FrameField::name));
-    const Index line =
-        expect_small(document_, record.get(FrameField::line), record.at(FrameField::line));
+    const Index line = read_line(record.get(FrameField::line), record.at(FrameField::line));
     const Index file = string(file_text);
     const Index name = string(name_text);
     FrameColumns& frames = columns_.frames;
@@ -61,6 +60,13 @@ Index StackTables::frame(Value dict, const Place& place) {
     frames.name.push_back(name);
     frame_table_.insert(hash, static_cast<std::uint32_t>(known));
     return known;
+}
+
+// Python says -1 for code without a line, and PyTorch passes that on as 2^64 - 1.
+Index StackTables::read_line(Value value, const Place& place) {
+    const std::uint64_t line = expect_handle(document_, value, place);
+    if (line == std::numeric_limits<std::uint64_t>::max()) return 0;
+    return expect_small(document_, value, place);
 }
 
 Index StackTables::stack(Value list, const Place& place) {

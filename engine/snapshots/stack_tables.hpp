@@ -25,6 +25,7 @@ class StackTables {
 
   private:
     Index frame(Value dict, const Place& place);
+    Index read_line(Value value, const Place& place);
     Index add_stack(std::span<const Value> frames, const Place& place);
 
     const Document& document_;

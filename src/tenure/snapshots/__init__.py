@@ -1,5 +1,6 @@
 """Files in and out: PyTorch's memory snapshots, read without ever running what is in them."""
 
+from tenure.snapshots.loading import load, to_trace
 from tenure.snapshots.reading import read_snapshot
 from tenure.snapshots.snapshot import (
     ACTION_NAMES,
@@ -22,7 +23,9 @@ __all__ = [
     "Segments",
     "Snapshot",
     "Stacks",
+    "load",
     "read_snapshot",
     "to_plain",
+    "to_trace",
     "write_snapshot",
 ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tenure import _engine
 from tenure.errors import BadInputError
-from tenure.snapshots.files import LARGEST_BYTES, read_bytes, source_name
+from tenure.snapshots.files import LARGEST_BYTES, opened, source_name
 from tenure.snapshots.snapshot import (
     Annotations,
     Blocks,
@@ -35,9 +35,9 @@ def read_snapshot(source: str | os.PathLike[str], *, largest: int = LARGEST_BYTE
             it, and what to do.
     """
     name = source_name(source)
-    data = read_bytes(source, largest)
     try:
-        columns = _engine.read_snapshot(data)
+        with opened(source, largest) as stream:
+            columns = _engine.read_snapshot(stream)
     except BadInputError as error:
         raise BadInputError(f"{name}: {error}") from None
     except MemoryError:
