@@ -8,7 +8,9 @@ namespace tenure {
 using namespace torch_rules;
 
 Allocator::Allocator(const Settings& settings, Device& device)
-    : settings_(settings), device_(device), tie_rule_(tenure::torch_rules::tie_rule(settings.torch_version)) {
+    : settings_(settings),
+      device_(device),
+      tie_rule_(tenure::torch_rules::tie_rule(settings.torch_version)) {
     default_pool_ = &pool_at(PoolId{});
 }
 
@@ -213,11 +215,15 @@ bool Allocator::would_release(Bytes requested, Stream stream, PoolId pool) {
     return collects_garbage() && reserved_ > threshold;
 }
 
+bool Allocator::serves_from_cache(Bytes requested, Stream stream, PoolId pool) {
+    return best_block(plan(requested, stream, pool)) != nullptr;
+}
+
 void Allocator::fail(const Request& request) {
     ++statistics_.num_ooms;
-    throw OutOfMemory("cannot serve " + std::to_string(request.requested) + " bytes: a segment of " +
-                          std::to_string(request.segment) + " was refused with " +
-                          std::to_string(reserved_) + " bytes reserved",
+    throw OutOfMemory("cannot serve " + std::to_string(request.requested) +
+                          " bytes: a segment of " + std::to_string(request.segment) +
+                          " was refused with " + std::to_string(reserved_) + " bytes reserved",
                       request.requested, request.segment, request.home->stream);
 }
 

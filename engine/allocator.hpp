@@ -58,8 +58,9 @@ class Allocator {
     void free(Block* block);
     void record_stream(Block* block, Stream stream);
 
-    // For replay, where the record says when a pending block was done: free_pending leaves the block
-    // pending on no event of the device, complete returns it; a wait for all events completes it too.
+    // For replay, where the record says when a pending block was done: free_pending leaves the
+    // block pending on no event of the device, complete returns it; a wait for all events completes
+    // it too.
     void free_pending(Block* block);
     void complete(Block* block);
 
@@ -67,15 +68,15 @@ class Allocator {
     void empty_cache(PoolId pool);  // only that pool, and only once nobody holds it
 
     void set_limit(Bytes limit) { settings_.limit = limit; }  // on reserved bytes; or unlimited
-    void create_pool(PoolId pool);   // or hold it once more
+    void create_pool(PoolId pool);                            // or hold it once more
     void release_pool(PoolId pool);  // hold it once less; at zero its memory can be returned
     void set_no_split(PoolId pool) { pool_at(pool).no_split = true; }
     void set_use_on_oom(PoolId pool, bool on) { pool_at(pool).use_on_oom = on; }
     void begin_capture() { ++captures_; }
     void end_capture();
 
-    // Places a segment as some earlier run left it: its live and pending blocks, ascending; the gaps
-    // are cached (or unmapped, where `mapped` says so). Throws BadInput if they do not fit.
+    // Places a segment as some earlier run left it: its live and pending blocks, ascending; the
+    // gaps are cached (or unmapped, where `mapped` says so). Throws BadInput if they do not fit.
     struct Range {
         Address address;
         Bytes size;
@@ -87,12 +88,12 @@ class Allocator {
         std::int64_t tag;
     };
     struct SavedSegment {
-        Range range;                  // of the cudaMalloc, or of the whole arena
+        Range range;  // of the cudaMalloc, or of the whole arena
         Stream stream;
         PoolId pool;
         bool small;
         bool arena;
-        std::vector<Range> mapped;    // arenas: mapped runs, ascending
+        std::vector<Range> mapped;  // arenas: mapped runs, ascending
         std::vector<SavedBlock> blocks;
     };
     std::vector<Block*> restore(const SavedSegment& saved);
@@ -106,6 +107,18 @@ class Allocator {
 
     // True if serving the request would begin by giving memory back to the driver.
     bool would_release(Bytes requested, Stream stream, PoolId pool);
+    // Returns one cached whole segment, as a garbage collection would; false if there is none.
+    bool release_segment_at(Address address);
+    // What empty_cache() would return of the default pool now, were every event done.
+    std::vector<SegmentEvent> releasable() const;
+    // True if a free block serves the request as things stand.
+    bool serves_from_cache(Bytes requested, Stream stream, PoolId pool);
+    // Bytes of the segment that the request would ask of the driver.
+    Bytes segment_for(Bytes requested) const {
+        return torch_rules::segment_size(settings_, torch_rules::round_size(settings_, requested));
+    }
+    // Blocks that free_pending left waiting.
+    std::size_t held() const { return held_.size(); }
 
     // Every block, mapped or pending or live, by ascending address.
     std::vector<BlockView> blocks() const;

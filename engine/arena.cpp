@@ -60,8 +60,8 @@ bool Allocator::map(Block* block, Bytes size) {
     const Address address = block->address;
     home.unmapped.erase(block);
     if (mapped < block->size) {
-        Block* rest = new_block(&arena, block->address + static_cast<Address>(mapped),
-                                block->size - mapped);
+        Block* rest =
+            new_block(&arena, block->address + static_cast<Address>(mapped), block->size - mapped);
         rest->order = part_order(*block);
         rest->state = BlockState::unmapped;
         rest->previous = block;
@@ -104,7 +104,8 @@ bool Allocator::map_chunks(Segment& arena, Address address, Bytes size) {
 
 void Allocator::unmap_chunks(Segment& arena, Address address, Bytes size) {
     auto i = static_cast<std::size_t>(static_cast<Bytes>(address - arena.address) / arena.granule);
-    const std::size_t end = std::min(i + static_cast<std::size_t>(size / arena.granule), arena.chunks.size());
+    const std::size_t end =
+        std::min(i + static_cast<std::size_t>(size / arena.granule), arena.chunks.size());
     for (; i < end; ++i) {
         if (arena.chunks[i] == 0) continue;
         device_.unmap_chunk(arena.address + i * static_cast<Address>(arena.granule), arena.granule);
@@ -118,8 +119,7 @@ void Allocator::unmap(Block* block) {
     Segment& arena = *block->segment;
     Home& home = *arena.home;
     const auto offset = static_cast<Bytes>(block->address - arena.address);
-    const Bytes begin = round_up(offset, arena.granule);
-    const Bytes end = round_down(offset + block->size, arena.granule);
+    const auto [begin, end] = whole_granules(*block);
     if (begin >= end) return;
     device_.synchronize(home.stream);
     const Address address = arena.address + static_cast<Address>(begin);

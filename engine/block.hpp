@@ -34,10 +34,10 @@ struct Block {
     std::uint32_t rank = 0;
 
     BlockState state = BlockState::cached;
-    int waiting_events = 0;           // events that a pending block still waits for
-    std::int64_t searches_seen = 0;   // pool searches so far when it became cached (its age base)
-    std::int64_t tag = -1;            // the caller's name for the allocation; replay: its number
-    std::vector<Stream> uses;         // streams named by record_stream since the block was handed out
+    int waiting_events = 0;          // events that a pending block still waits for
+    std::int64_t searches_seen = 0;  // pool searches so far when it became cached (its age base)
+    std::int64_t tag = -1;           // the caller's name for the allocation; replay: its number
+    std::vector<Stream> uses;  // streams named by record_stream since the block was handed out
 
     bool is_split() const { return previous != nullptr || next != nullptr; }
     bool is_mapped() const { return state != BlockState::unmapped; }

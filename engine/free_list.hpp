@@ -124,7 +124,7 @@ class FreeList {
         return top;
     }
 
-    Block* edge(Block* Block::*side) const {
+    Block* edge(Block* Block::* side) const {
         Block* node = root_;
         while (node && node->*side) node = node->*side;
         return node;

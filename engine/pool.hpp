@@ -57,11 +57,11 @@ struct Pool {
     PoolId id;
     PoolHalf small;
     PoolHalf large;
-    int use_count = 0;            // private pools: captures and owners that still hold it
+    int use_count = 0;               // private pools: captures and owners that still hold it
     std::int64_t device_allocs = 0;  // private pools: PyTorch's cudaMalloc_count
-    PoolCounter reserved_bytes;   // of this pool alone
-    bool use_on_oom = false;      // its free blocks may serve requests that would fail
-    bool no_split = false;        // blocks are handed out whole
+    PoolCounter reserved_bytes;      // of this pool alone
+    bool use_on_oom = false;         // its free blocks may serve requests that would fail
+    bool no_split = false;           // blocks are handed out whole
 
     bool is_private() const { return !id.is_default(); }
     PoolHalf& half(bool is_small) { return is_small ? small : large; }

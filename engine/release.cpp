@@ -128,6 +128,38 @@ void Allocator::release_half(PoolHalf& half) {
     }
 }
 
+std::vector<SegmentEvent> Allocator::releasable() const {
+    std::vector<SegmentEvent> events;
+    for (const PoolHalf* half : {&default_pool_->large, &default_pool_->small})
+        for (auto& home : half->homes)
+            for (const Block* block = home->free.first(); block; block = home->free.after(block)) {
+                const Segment& segment = *block->segment;
+                if (!segment.is_arena()) {
+                    if (!block->is_split())
+                        events.push_back(
+                            {Action::segment_free, block->address, block->size, home->stream});
+                    continue;
+                }
+                const Granules whole = whole_granules(*block);
+                if (whole.size() > 0)
+                    events.push_back({Action::segment_unmap,
+                                      segment.address + static_cast<Address>(whole.begin),
+                                      whole.size(), home->stream});
+            }
+    return events;
+}
+
+bool Allocator::release_segment_at(Address address) {
+    for (auto& segment : segments_) {
+        Block* block = segment->first;
+        if (segment->address != address || segment->is_arena()) continue;
+        if (block->is_split() || block->state != BlockState::cached) return false;
+        release_segment(block);
+        return true;
+    }
+    return false;
+}
+
 // pre: cached, unsplit, not in an arena.
 void Allocator::release_segment(Block* block) {
     Home& home = *block->segment->home;

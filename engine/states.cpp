@@ -80,7 +80,8 @@ std::vector<Piece> tile(const Allocator::SavedSegment& saved) {
         skip_to(end_of(saved.range));
     }
     if (block != saved.blocks.end())
-        throw BadInput("a block at " + std::to_string(block->range.address) + " lies in no segment");
+        throw BadInput("a block at " + std::to_string(block->range.address) +
+                       " lies in no segment");
     return pieces;
 }
 
@@ -89,9 +90,8 @@ std::vector<Piece> tile(const Allocator::SavedSegment& saved) {
 std::vector<Block*> Allocator::restore(const SavedSegment& saved) {
     const std::vector<Piece> pieces = tile(saved);
     Home& home = pool_at(saved.pool).half(saved.small).home(saved.stream);
-    Segment& segment =
-        *add_segment(saved.range.address, saved.range.size, home,
-                     saved.arena ? granule(settings_, saved.small) : 0);
+    Segment& segment = *add_segment(saved.range.address, saved.range.size, home,
+                                    saved.arena ? granule(settings_, saved.small) : 0);
     for (const auto& run : saved.mapped)
         if (!map_chunks(segment, run.address, run.size))
             throw BadInput("the saved state needs more memory than the device has");

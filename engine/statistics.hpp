@@ -73,7 +73,7 @@ struct Statistics {
     PoolCounter requested_bytes;  // as asked, of live + pending blocks
     Counter oversize_allocations;
     Counter oversize_segments;
-    std::int64_t num_alloc_retries = 0;     // last attempts, after everything cached was returned
+    std::int64_t num_alloc_retries = 0;  // last attempts, after everything cached was returned
     std::int64_t num_ooms = 0;
     std::int64_t num_sync_all_streams = 0;  // waits for every outstanding event
     std::int64_t num_device_alloc = 0;      // cudaMalloc calls and map calls
@@ -81,9 +81,10 @@ struct Statistics {
 
     template <typename Visit>
     void each(Visit&& visit) {
-        PoolCounter* counters[] = {&allocation,     &segment,      &active,
-                                   &inactive_split, &allocated_bytes, &reserved_bytes,
-                                   &active_bytes,   &inactive_split_bytes, &requested_bytes};
+        PoolCounter* counters[] = {
+            &allocation,      &segment,        &active,       &inactive_split,
+            &allocated_bytes, &reserved_bytes, &active_bytes, &inactive_split_bytes,
+            &requested_bytes};
         for (PoolCounter* counter : counters) visit(*counter);
         visit(oversize_allocations);
         visit(oversize_segments);

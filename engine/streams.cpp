@@ -20,7 +20,8 @@ void Allocator::start_waiting(Block* block) {
     block->state = BlockState::pending;
     statistics_.allocation.decrease(small, 1);
     statistics_.allocated_bytes.decrease(small, block->size);
-    if (torch_rules::is_oversize(settings_, block->size)) statistics_.oversize_allocations.decrease(1);
+    if (torch_rules::is_oversize(settings_, block->size))
+        statistics_.oversize_allocations.decrease(1);
 }
 
 void Allocator::free(Block* block) {

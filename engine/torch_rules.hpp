@@ -12,11 +12,11 @@
 namespace tenure::torch_rules {
 
 constexpr Bytes min_block_size = 512;
-constexpr Bytes small_size = 1 * MiB;       // a rounded request up to this goes to a small pool
-constexpr Bytes small_buffer = 2 * MiB;     // segment size, and granule of an arena, in a small pool
-constexpr Bytes min_large_alloc = 10 * MiB; // below: a segment of large_segment_size
-constexpr Bytes round_large = 2 * MiB;      // at or above: the segment is rounded up to this
-constexpr Bytes refuse_at = Bytes{1} << 60; // "more than 1EB memory"
+constexpr Bytes small_size = 1 * MiB;    // a rounded request up to this goes to a small pool
+constexpr Bytes small_buffer = 2 * MiB;  // segment size, and granule of an arena, in a small pool
+constexpr Bytes min_large_alloc = 10 * MiB;  // below: a segment of large_segment_size
+constexpr Bytes round_large = 2 * MiB;       // at or above: the segment is rounded up to this
+constexpr Bytes refuse_at = Bytes{1} << 60;  // "more than 1EB memory"
 
 // What tells free blocks of equal size apart.
 enum class TieRule {
@@ -34,7 +34,9 @@ constexpr TieRule tie_rule(TorchVersion version) {
 // torch 2.6 counted "a fraction was set" even for 1.0 and had no use_on_oom or no_split pools;
 // both differences show only in calls that a trace does not hold, so no rule here branches on them.
 
-inline int floor_log2(Bytes n) { return std::bit_width(static_cast<std::uint64_t>(n)) - 1; }
+inline int floor_log2(Bytes n) {
+    return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(n))) - 1;
+}
 
 inline int roundup_divisions(const Settings& settings, Bytes n) {
     int entry = floor_log2(n) - 20;

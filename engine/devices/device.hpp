@@ -29,7 +29,8 @@ class Device {
     virtual ChunkHandle create_chunk(Bytes size) = 0;
     // pre: not mapped.
     virtual void destroy_chunk(ChunkHandle chunk, Bytes size) = 0;
-    // pre: [address, address + size) is reserved and unmapped. post: readable and writable; or false.
+    // pre: [address, address + size) is reserved and unmapped. post: readable and writable; or
+    // false.
     virtual bool map_chunk(Address address, ChunkHandle chunk, Bytes size) = 0;
     // pre: mapped by one map_chunk call. post: addresses stay reserved, the chunk stays alive.
     virtual void unmap_chunk(Address address, Bytes size) = 0;

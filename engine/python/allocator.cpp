@@ -1,4 +1,6 @@
 // _engine.Allocator: the engine with addresses for names, as tests and tools drive it.
+#include "engine/allocator.hpp"
+
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
@@ -8,7 +10,6 @@
 
 #include <unordered_map>
 
-#include "engine/allocator.hpp"
 #include "engine/devices/host_device.hpp"
 #include "engine/devices/virtual_device.hpp"
 #include "engine/invariants.hpp"
@@ -108,6 +109,13 @@ void bind_settings(nb::module_& m) {
         .def_rw("device_memory", &Settings::device_memory);
 }
 
+void bind_rules(nb::module_& m) {
+    m.def("round_size", &torch_rules::round_size, "Bytes of the block that a request needs.");
+    m.def("should_split", &torch_rules::should_split, nb::arg("settings"), nb::arg("small"),
+          nb::arg("rounded"), nb::arg("block_size"),
+          "Whether the rest of a free block is cut off when it serves the rounded request.");
+}
+
 void bind_devices(nb::module_& m) {
     nb::class_<Device>(m, "Device");
     nb::class_<VirtualDevice, Device>(m, "VirtualDevice", "Addresses only; any capacity.")
@@ -117,9 +125,9 @@ void bind_devices(nb::module_& m) {
                 if (placement != "descending" && placement != "ascending")
                     throw UsageError("placement is 'descending' or 'ascending', not '" + placement +
                                      "'");
-                new (self) VirtualDevice(capacity, placement == "ascending"
-                                                       ? Placement::ascending
-                                                       : Placement::descending);
+                new (self)
+                    VirtualDevice(capacity, placement == "ascending" ? Placement::ascending
+                                                                     : Placement::descending);
             },
             nb::arg("capacity") = unlimited, nb::arg("placement") = "descending")
         .def("finish", &VirtualDevice::finish)
@@ -132,8 +140,7 @@ void bind_devices(nb::module_& m) {
 
 }  // namespace
 
-nb::dict statistics_dict(const Allocator& allocator) {
-    const Statistics& s = allocator.statistics();
+nb::dict statistics_dict(const Statistics& s, const Settings& settings) {
     nb::dict out;
     add_pool_counter(out, "allocation", s.allocation);
     add_pool_counter(out, "segment", s.segment);
@@ -151,22 +158,32 @@ nb::dict statistics_dict(const Allocator& allocator) {
     out["num_sync_all_streams"] = s.num_sync_all_streams;
     out["num_device_alloc"] = s.num_device_alloc;
     out["num_device_free"] = s.num_device_free;
-    out["max_split_size"] = allocator.settings().max_split_size;
-    const TorchVersion version = allocator.settings().torch_version;
-    if (version >= TorchVersion{2, 12}) out["num_oom_rejections"] = 0;
-    if (version >= TorchVersion{2, 13})
-        for (auto& [id, pool] : allocator.pools())
-            if (pool->is_private())
-                add_pool_counter(out,
-                                 "reserved_bytes_by_private_pools." + std::to_string(id.capture) +
-                                     "_" + std::to_string(id.user),
-                                 pool->reserved_bytes);
+    out["max_split_size"] = settings.max_split_size;
+    if (settings.torch_version >= TorchVersion{2, 12}) out["num_oom_rejections"] = 0;
     return out;
 }
+
+namespace {
+
+// torch 2.13 added reserved bytes of each private pool.
+nb::dict allocator_statistics(const Allocator& allocator) {
+    nb::dict out = statistics_dict(allocator.statistics(), allocator.settings());
+    if (allocator.settings().torch_version < TorchVersion{2, 13}) return out;
+    for (auto& [id, pool] : allocator.pools())
+        if (pool->is_private())
+            add_pool_counter(out,
+                             "reserved_bytes_by_private_pools." + std::to_string(id.capture) + "_" +
+                                 std::to_string(id.user),
+                             pool->reserved_bytes);
+    return out;
+}
+
+}  // namespace
 
 void bind_allocator(nb::module_& m) {
     bind_settings(m);
     bind_devices(m);
+    bind_rules(m);
     using Self = AddressedAllocator;
     auto on = [](auto action) {
         return [action](Self& self, PoolPair pool) { action(self.allocator, pool_id(pool)); };
@@ -185,17 +202,14 @@ void bind_allocator(nb::module_& m) {
         .def("create_pool", on([](Allocator& a, PoolId id) { a.create_pool(id); }))
         .def("release_pool", on([](Allocator& a, PoolId id) { a.release_pool(id); }))
         .def("set_no_split", on([](Allocator& a, PoolId id) { a.set_no_split(id); }))
-        .def("set_use_on_oom",
-             [](Self& self, PoolPair pool, bool use) {
-                 self.allocator.set_use_on_oom(pool_id(pool), use);
-             })
+        .def("set_use_on_oom", [](Self& self, PoolPair pool,
+                                  bool use) { self.allocator.set_use_on_oom(pool_id(pool), use); })
         .def("set_limit", [](Self& self, Bytes limit) { self.allocator.set_limit(limit); })
         .def("begin_capture", [](Self& self) { self.allocator.begin_capture(); })
         .def("end_capture", [](Self& self) { self.allocator.end_capture(); })
-        .def("statistics", [](Self& self) { return statistics_dict(self.allocator); })
+        .def("statistics", [](Self& self) { return allocator_statistics(self.allocator); })
         .def("reset_peak", [](Self& self) { self.allocator.reset_peak(); })
-        .def("reset_accumulated",
-             [](Self& self) { self.allocator.reset_accumulated(); })
+        .def("reset_accumulated", [](Self& self) { self.allocator.reset_accumulated(); })
         .def("segment_events", &take_log, "(action, address, bytes) since the last call.")
         .def("blocks", &block_list)
         .def("finish",

@@ -5,6 +5,12 @@
 
 namespace tenure {
 
+struct Settings;
+struct Statistics;
+
+// Flat, with the keys of torch.cuda.memory_stats().
+nanobind::dict statistics_dict(const Statistics& statistics, const Settings& settings);
+
 // Native errors as the classes of tenure.errors, fields and text kept.
 void bind_errors(nanobind::module_& m);
 // Settings, VirtualDevice, Allocator.

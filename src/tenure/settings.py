@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tenure import _engine
 from tenure.errors import BadInputError, UsageError
 from tenure.units import MIB
 
@@ -50,6 +51,24 @@ class AllocatorSettings:
     device_memory: int = 150_109_880_320
     conf: str = field(default="", compare=False)
     ignored: tuple[str, ...] = ()
+
+
+def engine_settings(settings: AllocatorSettings) -> _engine.Settings:
+    """The same settings as the engine takes them."""
+    native = _engine.Settings()
+    for name in (
+        "torch_version",
+        "expandable_segments",
+        "max_split_size",
+        "max_non_split_rounding",
+        "large_segment_size",
+        "garbage_collection_threshold",
+        "limit",
+        "device_memory",
+    ):
+        setattr(native, name, getattr(settings, name))
+    native.roundup_power2_divisions = list(settings.roundup_power2_divisions)
+    return native
 
 
 def parse_alloc_conf(

@@ -1,0 +1,27 @@
+"""A trace through the engine: compare with the record, what-if, smallest capacity."""
+
+from tenure.replays.capacity import smallest_capacity
+from tenure.replays.replaying import asked_settings, recorded_replay, replay, state_at, what_if
+from tenure.replays.result import (
+    ByteCounts,
+    Divergence,
+    Layout,
+    OutOfMemory,
+    Replay,
+    Timeline,
+)
+
+__all__ = [
+    "ByteCounts",
+    "Divergence",
+    "Layout",
+    "OutOfMemory",
+    "Replay",
+    "Timeline",
+    "asked_settings",
+    "recorded_replay",
+    "replay",
+    "smallest_capacity",
+    "state_at",
+    "what_if",
+]

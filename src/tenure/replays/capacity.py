@@ -1,0 +1,49 @@
+"""The smallest card: the least limit under which a whole trace runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tenure.replays.feeding import Call, feed
+
+if TYPE_CHECKING:
+    from tenure.settings import AllocatorSettings
+    from tenure.traces import Trace
+
+STEP = 2 << 20  # bytes; the driver's granularity, and how fine the answer is
+
+
+def runs(trace: Trace, settings: AllocatorSettings, limit: int, calls: list[Call]) -> bool:
+    """Whether every request of the trace is served under the limit, retries included."""
+    plain = feed(
+        trace, replace(settings, limit=limit), calls=calls, compare=False, stop_at_oom=True
+    )
+    return plain["first_oom"] is None
+
+
+def smallest_capacity(
+    trace: Trace, settings: AllocatorSettings, *, calls: list[Call], enough: int
+) -> int:
+    """The least limit in bytes, to 2 MiB, under which the trace runs.
+
+    Found by bisection through the allocator's own way out (garbage collection, release, retry).
+    Whether a trace runs is nearly, but not strictly, monotone in the limit: the answer is a limit
+    that runs with one 2 MiB below that does not.
+
+    Args:
+        trace: What to replay.
+        settings: Under which settings; their limit is ignored.
+        calls: Of `recorded_replay(trace)`.
+        enough: Bytes under which it is known to run, such as its peak reserved.
+    """
+    low, high = 0, -(-enough // STEP)  # in steps; `low` fails, `high` runs
+    while not runs(trace, settings, high * STEP, calls):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        if runs(trace, settings, middle * STEP, calls):
+            high = middle
+        else:
+            low = middle
+    return high * STEP

@@ -1,0 +1,171 @@
+"""A trace: events in order, with the state before the first one and after the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tenure.traces.beginning import StartSegment, start_segments
+from tenure.traces.columns import Action, BlockState, Events
+from tenure.traces.pairing import Allocations, pair
+from tenure.traces.ranges import Undoing, undo_segments
+
+if TYPE_CHECKING:
+    from tenure.settings import AllocatorSettings
+    from tenure.traces.columns import Annotation, Indices, Stacks, State
+
+DEFAULT_POOL = (0, 0)
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that a recording lacks, or leaves open.
+
+    Attributes:
+        code: Stable name, such as `trace.late`.
+        text: One sentence for people.
+    """
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One device's recorded life.
+
+    Attributes:
+        device: Its index.
+        events: In order.
+        allocations: What the events are about.
+        start: Segments and blocks before the first event; empty where the recording saw it all.
+        end: The state after the last event.
+        pools: Pool ids as PyTorch writes them; index 0 is the default pool (0, 0).
+        stacks: Who asked.
+        annotations: Named spans of time, such as optimizer steps.
+        settings: Of the recording, as far as it says.
+        notes: What is missing or open.
+    """
+
+    device: int
+    events: Events
+    allocations: Allocations
+    start: tuple[StartSegment, ...]
+    end: State
+    pools: tuple[tuple[int, int], ...]
+    stacks: Stacks
+    annotations: tuple[Annotation, ...]
+    settings: AllocatorSettings
+    notes: tuple[Note, ...]
+
+    @property
+    def starts_empty(self) -> bool:
+        """Whether the recording began before the first allocation."""
+        return not self.start
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether any allocation says which line made it."""
+        return bool((self.allocations.stack >= 0).any())
+
+
+def make_trace(
+    events: Events,
+    end: State,
+    *,
+    device: int,
+    pools: tuple[tuple[int, int], ...],
+    stacks: Stacks,
+    annotations: tuple[Annotation, ...],
+    settings: AllocatorSettings,
+    notes: tuple[Note, ...] = (),
+) -> Trace:
+    """Pairs events into allocations and rebuilds the state before the first one.
+
+    Args:
+        events: As recorded; their `allocation` and unknown pools (-1) are filled in here.
+        end: The state after the last event.
+        device: Index of the device.
+        pools: Pool ids; index 0 is (0, 0).
+        stacks: The stacks that events and blocks point into.
+        annotations: Named spans of time.
+        settings: Of the recording.
+        notes: What the reader found missing already.
+
+    Returns:
+        The trace. Contradictions between events and end state become a note, not an error: the
+        replay names the first event that shows them.
+    """
+    pairing = pair(events.action, events.address, events.size, events.stream, events.stack, end)
+    undoing = undo_segments(events, end.segments, settings)
+    pool = _resolve_pools(events, undoing, pools)
+    events = replace(events, allocation=pairing.allocation, pool=pool)
+    start, lost = start_segments(undoing.spans, events, pairing.allocations, settings)
+    found = list(notes)
+    if start:
+        found.append(_late(events, start))
+    if len(pairing.contradictions) or undoing.contradictions or lost:
+        count = len(pairing.contradictions) + len(undoing.contradictions) + len(lost)
+        found.append(
+            Note(
+                "trace.contradiction",
+                f"{count} addresses do not fit between the events and the end state: events are "
+                "missing in the middle, or the recording was switched off and on",
+            )
+        )
+    return Trace(
+        device,
+        events,
+        pairing.allocations,
+        start,
+        end,
+        pools,
+        stacks,
+        annotations,
+        settings,
+        tuple(found),
+    )
+
+
+def _late(events: Events, start: tuple[StartSegment, ...]) -> Note:
+    live = sum(not b.pending for s in start for b in s.blocks)
+    held = sum(b.size for s in start for b in s.blocks if not b.pending)
+    return Note(
+        "trace.late",
+        f"the recording begins late: {live:,} blocks ({held / 2**20:,.1f} MiB) were live before "
+        f"its first event; peaks are those of the {len(events):,} events recorded",
+    )
+
+
+def _resolve_pools(events: Events, undoing: Undoing, pools: tuple[tuple[int, int], ...]) -> Indices:
+    """Pools of events that do not name one (torch <= 2.11): that of the segment they lie in."""
+    known = events.pool
+    unknown = known < 0
+    if not unknown.any():
+        return known
+    resolved = np.where(unknown, 0, known).astype(np.int32)
+    private = [s for s in undoing.closed if s.pool != 0]
+    if len(pools) == 1 or not private:
+        return resolved
+    about = np.flatnonzero(unknown & (events.action <= Action.SEGMENT_UNMAP))
+    about = about[np.argsort(events.address[about], kind="stable")]
+    places = events.address[about]
+    for span in private:
+        low, high = np.searchsorted(places, np.array([span.start, span.end], np.uint64))
+        inside = about[low:high]
+        inside = inside[(inside >= _first_event(span.born)) & (inside <= span.died)]
+        resolved[inside] = span.pool
+    # The segment event comes before the alloc that it serves: same pool, same moment.
+    return resolved
+
+
+def _first_event(born: int) -> int:
+    return max(born, 0)
+
+
+def live_bytes(state: State) -> int:
+    """Bytes of live blocks in a state."""
+    chosen = state.blocks.state == BlockState.LIVE
+    return int(state.blocks.size[chosen].sum())
