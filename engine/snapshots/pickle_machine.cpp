@@ -443,7 +443,7 @@ void PickleMachine::refuse_step(Opcode opcode) {
         case Opcode::persid:
         case Opcode::binpersid:
             throw Refusal("it asks to run code" + called_name(opcode) +
-                          "; refused, a snapshot needs none: do not open this file");
+                          "; refused: a snapshot needs none, do not unpickle this file");
         case Opcode::next_buffer:
         case Opcode::readonly_buffer:
             throw Refusal("it wants data from outside the file; a snapshot needs none");

@@ -22,8 +22,8 @@ else:
 
 LARGEST_BYTES = 8 << 30  # of a decompressed or piped snapshot, unless the caller says otherwise
 _BUFFER = 1 << 18  # bytes of compressed input at a time
-_FREE_BYTES = 256 << 20  # output up to here is not held against the input
-_RATIO = 1000  # recorded snapshots compress 20 to 60 times; a bomb goes far beyond
+_FREE_BYTES = 32 << 20  # output up to here is not held against the input
+_RATIO = 300  # recorded snapshots compress 20 to 30 times; a bomb goes far beyond
 _MAGIC = {b"\xfd7zXZ\x00": "xz", b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst"}
 _HEAD = 6  # bytes, the longest magic
 
@@ -85,10 +85,13 @@ def opened(
             raise BadInputError("it is closed; give a path")
         yield SnapshotStream(sys.stdin.buffer, largest)
         return
+    with _file(Path(source)) as file:
+        yield SnapshotStream(file, largest)
+
+
+def _file(path: Path) -> BinaryIO:
     with _one_line():
-        file = Path(source).open("rb", buffering=0)
-    with file:
-        yield SnapshotStream(cast(BinaryIO, file), largest)
+        return cast(BinaryIO, path.open("rb", buffering=0))
 
 
 def source_name(source: str | os.PathLike[str]) -> str:
