@@ -61,6 +61,7 @@ class Replay {
     void settle(std::size_t& i);
     bool explained_by_request(const Group& group);
     void infer_calls(const Group& group, std::size_t begin);
+    bool collects_unknown() const;
     void infer_empty_cache(std::size_t i);
     bool starts_capture(std::size_t i);
     void release_private_pools(const Group& group, std::size_t begin, bool& any_default);
@@ -328,8 +329,10 @@ bool Replay::explained_by_request(const Group& group) {
     // the recording ever got; and a retry may return less than an empty_cache() would.
     const auto& known = trace_.known_calls;
     if (std::binary_search(known.begin(), known.end(), group.first_release)) return false;
+    const bool partly = allocator_.releasable().size() > group.releases;
+    if (partly && collects_unknown()) return false;
     const Bytes total = allocator_.reserved() + allocator_.segment_for(trace_.size[owner]);
-    return total > trace_.recorded_peak || allocator_.releasable().size() > group.releases;
+    return total > trace_.recorded_peak || partly;
 }
 
 PoolId Replay::pool_of(const SegmentEvent& event) const {
@@ -341,8 +344,7 @@ PoolId Replay::pool_of(const SegmentEvent& event) const {
 }
 
 void Replay::infer_calls(const Group& group, std::size_t begin) {
-    if (allocator_.settings().garbage_collection_threshold > 0 &&
-        allocator_.releasable().size() > group.releases) {
+    if (collects_unknown() && allocator_.releasable().size() > group.releases) {
         // Garbage collection under a limit that nobody named: only what it returned is known.
         for (std::size_t k = 0; k < group.releases; ++k)
             allocator_.release_segment_at(group.expected[k].address);
@@ -351,6 +353,11 @@ void Replay::infer_calls(const Group& group, std::size_t begin) {
     bool any_default = false;
     release_private_pools(group, begin, any_default);
     if (any_default) infer_empty_cache(begin);
+}
+
+bool Replay::collects_unknown() const {
+    const Settings& settings = allocator_.settings();
+    return settings.garbage_collection_threshold > 0 && settings.limit == unlimited;
 }
 
 void Replay::infer_empty_cache(std::size_t i) {

@@ -2,4 +2,4 @@
 
 from tenure.cli import main
 
-main(prog_name="tenure")
+main()

@@ -1,5 +1,6 @@
 """A trace through the engine: compare with the record, what-if, smallest capacity."""
 
+from tenure.replays.candidates import Candidate, try_settings
 from tenure.replays.capacity import smallest_capacity
 from tenure.replays.replaying import asked_settings, recorded_replay, replay, state_at, what_if
 from tenure.replays.result import (
@@ -13,6 +14,7 @@ from tenure.replays.result import (
 
 __all__ = [
     "ByteCounts",
+    "Candidate",
     "Divergence",
     "Layout",
     "OutOfMemory",
@@ -23,5 +25,6 @@ __all__ = [
     "replay",
     "smallest_capacity",
     "state_at",
+    "try_settings",
     "what_if",
 ]

@@ -55,7 +55,7 @@ def replay(
             "torch.cuda.memory._record_memory_history() before the first CUDA call"
         )
     settings = asked_settings(trace, conf, capacity, torch_version)
-    base = _recorded(trace)
+    base = trace.settings
     recorded = recorded_replay(trace, timeline=timeline)
     if settings == base:
         return recorded
@@ -73,7 +73,7 @@ def asked_settings(
     torch_version: tuple[int, int] | None = None,
 ) -> AllocatorSettings:
     """The recorded settings with what the caller asked for in their place."""
-    settings = _recorded(trace)
+    settings = trace.settings
     version = torch_version or settings.torch_version
     if conf is not None:
         settings = parse_alloc_conf(
@@ -92,7 +92,7 @@ def asked_settings(
 
 def recorded_replay(trace: Trace, *, timeline: bool = False) -> Replay:
     """The trace as it was recorded, held against the record."""
-    return _run(trace, _recorded(trace), compare=True, timeline=timeline)
+    return _run(trace, trace.settings, compare=True, timeline=timeline)
 
 
 def what_if(
@@ -112,13 +112,29 @@ def what_if(
     return replace(likely, spread=(peaks[0], peaks[1]))
 
 
-def state_at(trace: Trace, events: int) -> Layout:
-    """What was where after that many events of the recording."""
-    return Layout(**feed(trace, _recorded(trace), calls=[], compare=True, until=events)["blocks"])
+def state_at(
+    trace: Trace,
+    events: int,
+    *,
+    settings: AllocatorSettings | None = None,
+    calls: list[Call] | None = None,
+) -> Layout:
+    """What was where after that many events.
 
-
-def _recorded(trace: Trace) -> AllocatorSettings:
-    return trace.settings
+    Args:
+        trace: What to replay.
+        events: How many of its events.
+        settings: Under which settings; default: the recorded ones.
+        calls: For a what-if those of `recorded_replay(trace)`; None: held against the record.
+    """
+    plain = feed(
+        trace,
+        settings or trace.settings,
+        calls=calls or [],
+        compare=calls is None,
+        until=events,
+    )
+    return Layout(**plain["blocks"])
 
 
 def _run(

@@ -9,12 +9,13 @@ import lzma
 import os
 import pickle
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from tenure.errors import UsageError
-from tenure.snapshots.snapshot import ACTION_NAMES, Blocks, Events, Segments, Snapshot
+from tenure.snapshots.snapshot import ACTION_NAMES, I32, Blocks, Events, Segments, Snapshot
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -67,9 +68,9 @@ def _compressed(suffix: str, file: BinaryIO) -> AbstractContextManager[IO[bytes]
 def to_plain(snapshot: Snapshot) -> dict[str, object]:
     """Returns a snapshot as the dict that torch.cuda.memory._snapshot() gives.
 
-    Keys that the snapshot does not know (`Snapshot.keys`) are left out. Stacks are shared between
-    events as PyTorch shares them. A name of an action that this version does not know is kept only
-    where there is a single one; several become "other".
+    Optional keys are there where `Snapshot.keys` says so, then in every event. Stacks are shared
+    between events as PyTorch shares them. The name of an action that this version does not know is
+    kept where there is a single one; several become "other".
     """
     stacks = _stacks(snapshot)
     plain: dict[str, object] = {"segments": _segments(snapshot, stacks)}
@@ -150,35 +151,46 @@ def _blocks(blocks: Blocks, stacks: list[_Frames]) -> list[dict[str, object]]:
 
 
 def _events(snapshot: Snapshot, events: Events, stacks: list[_Frames]) -> list[dict[str, object]]:
-    strings = snapshot.strings
+    strings, keys = snapshot.strings, snapshot.keys
     names = list(ACTION_NAMES)
     if len(snapshot.unknown_actions) == 1:
         names[_OTHER] = next(iter(snapshot.unknown_actions))
-    with_time = snapshot.keys["event.time_us"]
-    with_context = snapshot.keys["event.compile_context"]
-    with_frames = snapshot.keys["event.frames"]
-    plain: list[dict[str, object]] = []
-    for i, action in enumerate(events.action.tolist()):
-        event: dict[str, object] = {
+    plain: list[dict[str, object]] = [
+        {
             "action": names[action],
-            "device_free" if action == _OOM else "addr": int(events.address[i]),
-            "size": int(events.size[i]),
-            "stream": int(events.stream[i]),
+            "device_free" if action == _OOM else "addr": address,
+            "size": size,
+            "stream": stream,
         }
-        if with_time:
-            event["time_us"] = int(events.time_us[i])
-        if with_context:
-            context = events.compile_context[i]
-            event["compile_context"] = "N/A" if context < 0 else strings[context]
-        if with_context or events.metadata[i] >= 0:
-            metadata = events.metadata[i]
-            event["user_metadata"] = "" if metadata < 0 else strings[metadata]
-        if events.pool[i] >= 0:
-            event["pool_id"] = snapshot.pools[int(events.pool[i])]
-        if with_frames:
-            event["frames"] = stacks[int(events.stack[i])]
-        plain.append(event)
+        for action, address, size, stream in zip(
+            events.action.tolist(),
+            events.address.tolist(),
+            events.size.tolist(),
+            events.stream.tolist(),
+            strict=True,
+        )
+    ]
+
+    def add(key: str, values: Iterable[object]) -> None:
+        for event, value in zip(plain, values, strict=True):
+            event[key] = value
+
+    if keys["event.time_us"]:
+        add("time_us", events.time_us.tolist())
+    contexts = keys["event.compile_context"]
+    if contexts:
+        add("compile_context", _texts(events.compile_context, strings, "N/A"))
+    if contexts or bool((events.metadata >= 0).any()):
+        add("user_metadata", _texts(events.metadata, strings, ""))
+    if keys["event.pool_id"]:
+        add("pool_id", (snapshot.pools[max(pool, 0)] for pool in events.pool.tolist()))
+    if keys["event.frames"]:
+        add("frames", (stacks[stack] for stack in events.stack.tolist()))
     return plain
+
+
+def _texts(indices: I32, strings: Sequence[str], missing: str) -> list[str]:
+    return [missing if index < 0 else strings[index] for index in indices.tolist()]
 
 
 def _annotations(snapshot: Snapshot) -> list[dict[str, object]]:

@@ -9,19 +9,19 @@ always merges.
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tenure import _engine
 from tenure.settings import engine_settings
-from tenure.traces.columns import Action
+from tenure.traces.arenas import find_arenas, join_runs
 
+SLIVER = 1 << 20
 if TYPE_CHECKING:
-    import numpy as np
-
     from tenure.settings import AllocatorSettings
-    from tenure.traces.columns import Events
+    from tenure.traces.columns import Addresses, Events, Ints
     from tenure.traces.pairing import Allocations
     from tenure.traces.ranges import Span
 
@@ -85,60 +85,77 @@ def start_segments(
         The segments, and addresses of blocks that lie in none of them.
     """
     rules = engine_settings(settings)
-    homes = _gather(spans)
-    placed: dict[int, list[int]] = {}
-    lost = []
-    starts = [s.start for s in spans]
-    for number in range(allocations.before):
-        address = int(allocations.address[number])
-        i = bisect.bisect_right(starts, address) - 1
-        if i < 0 or address >= spans[i].end:
-            lost.append(address)
-            continue
-        placed.setdefault(i, []).append(number)
-    segments = []
-    for members in homes:
-        blocks = [
-            block
-            for i in members
-            for block in _blocks(spans[i], placed.get(i, []), allocations, rules)
-        ]
-        first = spans[members[0]]
-        if not first.arena:
-            size = first.end - first.start
-            address, runs = first.start, ()
-        else:
-            address, size = _arena_range([spans[i] for i in members], events, settings)
-            runs = tuple((spans[i].start, spans[i].end - spans[i].start) for i in members)
-        segments.append(
-            StartSegment(
-                address,
-                size,
-                first.stream,
-                first.pool,
-                first.small,
-                first.arena,
-                runs,
-                tuple(blocks),
-            )
-        )
+    seen = _first_uses(allocations)
+    spans = join_runs(spans)
+    placed, lost = _place(spans, allocations)
+    blocks = [
+        _blocks(span, numbers, allocations, rules, seen)
+        for span, numbers in zip(spans, placed, strict=True)
+    ]
+    segments = [
+        _segment(span, span.start, span.end - span.start, (), mine)
+        for span, mine in zip(spans, blocks, strict=True)
+        if not span.arena
+    ]
+    of_run = {span.start: mine for span, mine in zip(spans, blocks, strict=True)}
+    for arena in find_arenas(spans, events, settings):
+        runs = tuple((run.start, run.end - run.start) for run in arena.runs)
+        mine = [block for start, _ in runs for block in of_run[start]]
+        segments.append(_segment(arena.runs[0], arena.address, arena.size, runs, mine))
     return tuple(segments), lost
 
 
-def _gather(spans: list[Span]) -> list[list[int]]:
-    """Spans of one arena together, every other span alone."""
-    arenas: dict[tuple[int, int, bool], list[int]] = {}
-    homes = []
-    for i, span in enumerate(spans):
-        if span.arena:
-            arenas.setdefault((span.stream, span.pool, span.small), []).append(i)
-        else:
-            homes.append([i])
-    return homes + list(arenas.values())
+def _segment(
+    span: Span,
+    address: int,
+    size: int,
+    runs: tuple[tuple[int, int], ...],
+    blocks: list[StartBlock],
+) -> StartSegment:
+    return StartSegment(
+        address, size, span.stream, span.pool, span.small, span.arena, runs, tuple(blocks)
+    )
+
+
+def _place(spans: list[Span], allocations: Allocations) -> tuple[list[list[int]], list[int]]:
+    """The numbers of the allocations in each span, ascending; addresses that lie in none."""
+    address = allocations.address[: allocations.before]
+    starts = np.array([s.start for s in spans], np.uint64)
+    ends = np.array([s.end for s in spans], np.uint64)
+    home = np.searchsorted(starts, address, "right") - 1
+    inside = home >= 0
+    inside[inside] = address[inside] < ends[home[inside]]
+    placed: list[list[int]] = [[] for _ in spans]
+    for number in np.flatnonzero(inside).tolist():
+        placed[home[number]].append(number)
+    return placed, address[~inside].tolist()
+
+
+def _first_uses(allocations: Allocations) -> tuple[Addresses, Ints]:
+    """Each address that an alloc event names, ascending, with the first such event."""
+    address = allocations.address[allocations.before :]
+    places, first = np.unique(address, return_index=True)
+    return places, allocations.born[allocations.before :][first]
+
+
+def _neighbour(
+    seen: tuple[Addresses, Ints], low: int, high: int, until: int
+) -> int | None:
+    """The first address of a block that an event makes in [low, high] before `until`."""
+    places, first = seen
+    i, j = np.searchsorted(places, np.array([low, high + 1], np.uint64))
+    for k in range(i, j):
+        if first[k] < until:
+            return int(places[k])
+    return None
 
 
 def _blocks(
-    span: Span, numbers: list[int], allocations: Allocations, rules: _engine.Settings
+    span: Span,
+    numbers: list[int],
+    allocations: Allocations,
+    rules: _engine.Settings,
+    seen: tuple[Addresses, Ints],
 ) -> list[StartBlock]:
     """The blocks of one span; a sliver too small to split off belongs to the block before it."""
     blocks = []
@@ -153,21 +170,12 @@ def _blocks(
                 rules, span.small, size, behind - address
             ):
                 size = behind - address
+            elif not span.arena and not span.small:
+                freed = int(max(allocations.freed[number], allocations.done[number]))
+                known = _neighbour(seen, address + size, address + size + SLIVER, freed)
+                if known is not None:
+                    size = known - address
         blocks.append(
             StartBlock(address, size, requested, bool(allocations.pending_before[number]), number)
         )
     return blocks
-
-
-def _arena_range(runs: list[Span], events: Events, settings: AllocatorSettings) -> tuple[int, int]:
-    """Where the arena lies: from its lowest mapped address, known now or later, to its end."""
-    reach = settings.device_memory + settings.device_memory // 8
-    low, high = runs[0].start, runs[-1].end
-    mapped = (events.action == Action.SEGMENT_MAP) & (events.stream == runs[0].stream)
-    later: np.ndarray = events.address[mapped].astype("int64")
-    near = later[(later < low) & (later > high - reach)]
-    granule = 2 << 20 if runs[0].small else settings.large_segment_size
-    aligned = near[(low - near) % granule == 0]
-    if len(aligned):
-        low = int(aligned.min())
-    return low, max(-(-reach // granule), -(-(high - low) // granule)) * granule

@@ -1,0 +1,64 @@
+"""tenure replay FILE..."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from tenure.cli.options import (
+    CAPACITY,
+    as_json_text,
+    check_output,
+    emit,
+    file_options,
+    progress,
+    progress_done,
+)
+
+
+@click.command("replay")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--conf", help="Settings as in PYTORCH_CUDA_ALLOC_CONF; default: the recorded ones.")
+@click.option("--capacity", type=CAPACITY, help="Limit on reserved memory, such as 14GiB.")
+@click.option("--rules", type=click.Choice(["torch"]), default="torch", show_default=True)
+@file_options
+def command(files: tuple[str, ...], **options: Any) -> int:
+    """Replay PyTorch memory snapshots through the allocator.
+
+    Under the recorded settings every address, every segment and the end state are compared with
+    the record; under others (--conf, --capacity, --torch-version) it says what would have been.
+    A file is a snapshot, also .xz .gz .zst, or - for standard input.
+    """
+    from tenure.reports import replay_dict, replay_text  # noqa: PLC0415 - numpy loads only here
+
+    check_output(options["output"], force=options["force"])
+    values, texts, code = [], [], 0
+    for file in files:
+        result, seconds = _replay(file, options)
+        values.append(replay_dict(result, file, seconds))
+        texts.append(replay_text(result, file, seconds))
+        if result.statistics["num_ooms"] or (result.compared and not result.exact):
+            code = 1
+    emit(as_json_text(values) if options["as_json"] else "\n".join(texts), options["output"])
+    return code
+
+
+def _replay(file: str, options: dict[str, Any]) -> tuple[Any, float]:
+    from tenure.replays import replay  # noqa: PLC0415 - numpy loads only here
+    from tenure.snapshots import load  # noqa: PLC0415
+
+    begin = time.perf_counter()
+    progress(f"reading {file}")
+    trace = load(file, device=options["device"], torch_version=options["torch_version"])
+    seconds = time.perf_counter() - begin
+    progress("replaying")
+    result = replay(
+        trace,
+        conf=options["conf"],
+        capacity=options["capacity"],
+        torch_version=options["torch_version"],
+    )
+    progress_done()
+    return result, seconds

@@ -1,0 +1,6 @@
+"""Results into text and JSON; computes no numbers."""
+
+from tenure.reports.plain import explanation_dict, replay_dict
+from tenure.reports.text import explanation_text, replay_text
+
+__all__ = ["explanation_dict", "explanation_text", "replay_dict", "replay_text"]

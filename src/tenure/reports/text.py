@@ -1,0 +1,247 @@
+"""Text for people: 80 columns, the answer first, then the evidence, then what to do."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+from tenure.diagnoses import Severity
+from tenure.units import format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tenure.diagnoses import Explanation, Finding
+    from tenure.replays import Candidate, Replay
+
+WIDTH = 80
+GIB = 1 << 30
+
+
+def visible(text: str) -> str:
+    """The text without control characters: names in a snapshot come from strangers."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def gib(size: int) -> str:
+    """Bytes as GiB with two decimals, for columns."""
+    return f"{size / GIB:.2f}"
+
+
+def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
+    """Lines of at most 80 columns; file names and settings are not broken."""
+    return textwrap.wrap(
+        visible(text),
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def explanation_text(explanation: Explanation) -> str:
+    """The whole report of `tenure explain`."""
+    lines = [*_headline(explanation), ""]
+    lines += _missing(explanation)
+    shown = [f for f in explanation.findings if f.severity in (Severity.ERROR, Severity.WARNING)]
+    for finding in shown:
+        lines += _finding(finding, explanation)
+    lines += _split(explanation)
+    lines += _streams(explanation)
+    lines += _settings(explanation)
+    lines += _live(explanation)
+    lines += _normal(explanation)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _headline(explanation: Explanation) -> list[str]:
+    peak = explanation.replay.peak
+    worst = explanation.findings[0] if explanation.findings else None
+    if worst and worst.severity is Severity.ERROR:
+        return wrapped(worst.title[0].upper() + worst.title[1:] + ".")
+    if worst and worst.severity is Severity.WARNING:
+        return wrapped(worst.title[0].upper() + worst.title[1:] + ".")
+    ratio = peak.reserved / max(peak.allocated, 1)
+    return wrapped(
+        f"Nothing wrong. Peak {format_bytes(peak.allocated)} live, {format_bytes(peak.reserved)} "
+        f"reserved ({ratio:.2f} x)."
+    )
+
+
+def _missing(explanation: Explanation) -> list[str]:
+    lines = []
+    for text in explanation.missing:
+        lines += wrapped(f"Note: {text}.", rest="  ")
+    return [*lines, ""] if lines else []
+
+
+def _finding(finding: Finding, explanation: Explanation) -> list[str]:
+    first = explanation.findings[0] is finding
+    lines = [f"[{finding.code}]"] if first else wrapped(f"[{finding.code}] {finding.title}", rest="  ")
+    for text in finding.evidence:
+        indent = "  " + " " * (len(text) - len(text.lstrip()))
+        lines += wrapped(text.strip(), indent, indent + "  ")
+    for advice in finding.advice:
+        lines += wrapped(advice.text, "  -> ", "     ")
+    return [*lines, ""]
+
+
+def _split(explanation: Explanation) -> list[str]:
+    split = explanation.split
+    if not split.reserved:
+        return []
+    parts = (
+        (split.live, "live tensors", ""),
+        (split.pending, "pending: freed, waiting for other streams", ""),
+        (split.whole, "whole segments in the cache", "returnable"),
+        (split.remainders, "remainders beside live blocks", "pinned"),
+        (split.other_streams, "cached in other streams", "not shared"),
+        (split.private, "cached in private pools", "not shared"),
+    )
+    lines = [f"Reserved at its peak: {gib(split.reserved)} GiB (event "
+             f"{explanation.replay.peak_event.reserved:,})"]
+    sign = "="
+    for part, what, note in parts:
+        if part.bytes or what == "live tensors":
+            text = f"  {sign} {gib(part.bytes):>7}  {what} ({part.blocks:,})"
+            lines.append(f"{text:<62}{note}".rstrip())
+            sign = "+"
+    return [*lines, ""]
+
+
+def _streams(explanation: Explanation) -> list[str]:
+    if len(explanation.streams) < 2:
+        return []
+    lines = ["  stream                live peak   pending peak   reserved peak  (GiB)"]
+    for usage in explanation.streams[:6]:
+        name = "default" if usage.stream == 0 else f"{usage.stream:#x}"
+        lines.append(
+            f"  {name:<20}{gib(usage.live_peak):>11}{gib(usage.pending_peak):>15}"
+            f"{gib(usage.reserved_peak):>16}"
+        )
+    return [*lines, ""]
+
+
+def settings_table(
+    candidates: Iterable[Candidate], recorded: Candidate, live: int, capacity: int | None
+) -> list[str]:
+    """Each setting with its peak reserved and the smallest card that the run fits on."""
+    lines = ["  setting                            reserved   smallest card   (GiB)"]
+    for candidate in candidates:
+        peak = recorded.peak_reserved if candidate.conf == recorded.conf else candidate.peak_reserved
+        name = candidate.conf or "default"
+        note = "as recorded" if candidate.conf == recorded.conf else ""
+        if capacity is not None and not candidate.fits:
+            note = f"does not fit in {gib(capacity)}"
+        lines.append(
+            f"  {visible(name):<33}{gib(peak):>10}{gib(candidate.smallest_capacity):>16}   {note}".rstrip()
+        )
+    lines.append(f"  {'live bytes (the bound)':<33}{gib(live):>10}{gib(live):>16}")
+    return lines
+
+
+def _settings(explanation: Explanation) -> list[str]:
+    recorded = explanation.recorded_candidate
+    if recorded is None or not explanation.candidates:
+        return []
+    live = explanation.replay.peak.allocated
+    title = "The same requests under other settings (replayed):"
+    table = settings_table(explanation.candidates, recorded, live, explanation.capacity)
+    best = next((a for f in explanation.findings for a in f.advice if a.conf), None)
+    lines = [title, *table]
+    if best and best.conf:
+        lines.append(f"  set: PYTORCH_CUDA_ALLOC_CONF={best.conf}")
+    return [*lines, ""]
+
+
+def _live(explanation: Explanation) -> list[str]:
+    if not explanation.by_site:
+        return []
+    moment = explanation.replay.peak_event.allocated
+    lines = [f"Live at the live peak (event {moment:,}), by line; categories are inferred:"]
+    for share in explanation.by_site[:10]:
+        blocks = f"{share.blocks:,} block" + ("s" if share.blocks != 1 else "")
+        label = visible(share.label)
+        room = WIDTH - 30 - len(blocks) - 1
+        if len(label) > room:
+            label = "..." + label[-(room - 3) :]
+        lines.append(f"  {format_bytes(share.bytes):>10}  {share.category:<15} {label:<{room}} {blocks}")
+    rest = explanation.by_site[10:]
+    if rest:
+        lines.append(
+            f"  {format_bytes(sum(s.bytes for s in rest)):>10}  {'':<15} {len(rest):,} more lines"
+        )
+    return [*lines, ""]
+
+
+def _normal(explanation: Explanation) -> list[str]:
+    normal = [f for f in explanation.findings if f.severity is Severity.NORMAL]
+    lines = []
+    for finding in normal:
+        lines += wrapped(f"Normal: {finding.title}.", rest="  ")
+    return lines
+
+
+def replay_text(replay: Replay, file: str, load_seconds: float) -> str:
+    """The report of `tenure replay`."""
+    trace, settings = replay.trace, replay.settings
+    conf = settings.conf or "default settings"
+    version = ".".join(map(str, settings.torch_version))
+    lines = []
+    if replay.exact:
+        lines += wrapped(
+            f"Exact: {len(trace.events):,} events replayed, every address, every segment and the end "
+            "state equal to the record."
+        )
+    elif replay.compared:
+        lines += wrapped(
+            f"DIFFERENT from the record: {replay.address_mismatches:,} addresses, "
+            f"{replay.segment_mismatches:,} segment events, {replay.end_state_mismatches:,} blocks at "
+            "the end."
+        )
+        if replay.divergence:
+            lines += wrapped(f"First at event {replay.divergence.event:,}: {replay.divergence.what}.")
+    else:
+        lines += wrapped(f"What if: {len(trace.events):,} events replayed under other settings.")
+    lines += ["", f"  file       {visible(file)}", f"  device     {trace.device}"]
+    lines.append(f"  rules      torch {version}, {visible(conf)}")
+    if settings.limit >= 0:
+        lines.append(f"  capacity   {format_bytes(settings.limit)}")
+    lines += [
+        "",
+        "  GiB           requested   allocated      active    reserved",
+        f"  peak         {_counts(replay.peak.as_dict())}",
+        f"  end          {_counts(replay.end.as_dict())}",
+        "",
+    ]
+    if replay.spread[0] != replay.spread[1]:
+        low, high = replay.spread
+        lines += wrapped(
+            f"Addresses had to be guessed: peak reserved between {format_bytes(low)} and "
+            f"{format_bytes(high)}, most likely {format_bytes(replay.peak.reserved)}.",
+            "  ",
+            "  ",
+        )
+    statistics = replay.statistics
+    lines.append(
+        f"  {statistics['num_device_alloc']:,} requests to the driver, "
+        f"{statistics['num_device_free']:,} returns, {statistics['num_alloc_retries']:,} retries, "
+        f"{statistics['num_ooms']:,} out of memory"
+    )
+    if replay.first_oom:
+        failed = replay.first_oom
+        lines.append(
+            f"  out of memory at event {failed.event:,}: {format_bytes(failed.requested)} asked for"
+        )
+    for note in trace.notes:
+        lines += wrapped(f"Note: {note.text}.", "  ", "    ")
+    rate = len(trace.events) / max(replay.seconds, 1e-9) / 1e6
+    lines.append(
+        f"  {load_seconds:.2f} s to load, {replay.seconds:.3f} s to replay ({rate:.1f} M events/s)"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return "".join(f"{gib(value):>12}" for value in counts.values())

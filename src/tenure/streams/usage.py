@@ -1,0 +1,112 @@
+"""Bytes per stream: live, waiting for other streams, reserved; and how long frees waited."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tenure.traces import Action, BlockState
+
+if TYPE_CHECKING:
+    from tenure.traces import Trace
+
+
+@dataclass(frozen=True)
+class StreamUsage:
+    """One stream's share; peaks are of that stream alone, in bytes.
+
+    Attributes:
+        stream: Raw handle; 0 is the default stream.
+        live_peak: Most bytes asked for and live at a time.
+        pending_peak: Most bytes freed but waiting for events of other streams.
+        reserved_peak: Most bytes that the driver gave for it.
+        reserved_end: Bytes reserved for it after the last event.
+        cached_end: Of these, bytes that are free.
+        first: Its first event; -1 for none in the recording.
+        last: Its last request; -1 for none in the recording.
+        waited: Frees that did not complete at once.
+        longest_wait_us: The longest of them, in microseconds; 0 without times.
+    """
+
+    stream: int
+    live_peak: int
+    pending_peak: int
+    reserved_peak: int
+    reserved_end: int
+    cached_end: int
+    first: int
+    last: int
+    waited: int
+    longest_wait_us: int
+
+
+def stream_usage(trace: Trace) -> tuple[StreamUsage, ...]:
+    """The streams of a trace, most reserved first. Live and pending count requested bytes."""
+    events = trace.events
+    streams = np.unique(
+        np.concatenate([events.stream[events.action != Action.OOM], trace.end.segments.stream])
+    )
+    usages = [_usage(trace, int(stream)) for stream in streams]
+    return tuple(sorted(usages, key=lambda u: -u.reserved_peak))
+
+
+def _usage(trace: Trace, stream: int) -> StreamUsage:
+    events, allocations = trace.events, trace.allocations
+    start = [s for s in trace.start if s.stream == stream]
+    blocks = [b for s in start for b in s.blocks]
+    live = sum(b.requested for b in blocks if not b.pending)
+    pending = sum(b.requested for b in blocks if b.pending)
+    reserved = sum(sum(n for _, n in s.runs) if s.arena else s.size for s in start)
+    mine = np.flatnonzero((events.stream == stream) & (events.action <= Action.SEGMENT_UNMAP))
+    action, size = events.action[mine], events.size[mine]
+    live_change = _signed(action, size, {Action.ALLOC: 1, Action.FREE_REQUESTED: -1})
+    pending_change = _signed(action, size, {Action.FREE_REQUESTED: 1, Action.FREE_COMPLETED: -1})
+    # A free that completes at once never waits: its two events cancel before they are looked at.
+    reserved_change = _signed(
+        action,
+        size,
+        {
+            Action.SEGMENT_ALLOC: 1,
+            Action.SEGMENT_MAP: 1,
+            Action.SEGMENT_FREE: -1,
+            Action.SEGMENT_UNMAP: -1,
+        },
+    )
+    done = allocations.done
+    freed = allocations.freed
+    waits = np.flatnonzero((allocations.stream == stream) & (freed >= 0) & (done > freed + 1))
+    pending_level = pending + np.cumsum(pending_change)
+    settled = np.ones(len(mine), bool)
+    settled[:-1] = ~((action[:-1] == Action.FREE_REQUESTED) & (action[1:] == Action.FREE_COMPLETED))
+    times = events.time_us
+    longest = int((times[done[waits]] - times[freed[waits]]).max(initial=0))
+    requests = mine[action == Action.ALLOC]
+    return StreamUsage(
+        stream,
+        live + max(int(np.cumsum(live_change).max(initial=0)), 0),
+        max(int(pending_level[settled].max(initial=0)), pending),
+        reserved + max(int(np.cumsum(reserved_change).max(initial=0)), 0),
+        int(trace.end.segments.size[trace.end.segments.stream == stream].sum()),
+        _cached_at_end(trace, stream),
+        int(mine[0]) if len(mine) else -1,
+        int(requests[-1]) if len(requests) else -1,
+        len(waits),
+        longest,
+    )
+
+
+def _cached_at_end(trace: Trace, stream: int) -> int:
+    blocks = trace.end.blocks
+    free = blocks.state == BlockState.CACHED
+    return int(blocks.size[free & (trace.end.segments.stream[blocks.segment] == stream)].sum())
+
+
+def _signed(
+    action: np.ndarray, size: np.ndarray, signs: dict[Action, int]
+) -> np.ndarray:
+    sign = np.zeros(len(Action), np.int64)
+    for code, value in signs.items():
+        sign[code] = value
+    return np.asarray(sign[action] * size)
