@@ -1,7 +1,8 @@
 #include "engine/invariants.hpp"
 
-#include <algorithm>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace tenure {
 
@@ -42,6 +43,21 @@ void check_block(const Block& block, const Segment& segment) {
             "only a pending block waits for events", &block);
     require(block.state != BlockState::live || block.requested <= block.size,
             "a live block holds its request", &block);
+}
+
+// What blocks wait for, from the allocator's queues.
+struct Waits {
+    std::unordered_map<const Block*, int> events;
+    std::unordered_set<const Block*> deferred;  // until the capture ends
+};
+
+void check_waits(const Block& block, const Waits& waits) {
+    const auto queued = waits.events.find(&block);
+    require(block.waiting_events == (queued == waits.events.end() ? 0 : queued->second),
+            "a block counts the events that it waits for", &block);
+    if (block.state != BlockState::pending) return;
+    require(block.waiting_events > 0 || waits.deferred.contains(&block),
+            "a pending block waits for something", &block);
 }
 
 void check_chunks(const Segment& segment) {
@@ -117,6 +133,11 @@ void check_counters(const Statistics& statistics, const Sums& sums) {
 }  // namespace
 
 void check(const Allocator& allocator) {
+    Waits waits;
+    for (auto& [stream, queue] : allocator.events_)
+        for (auto& pending : queue) ++waits.events[pending.block];
+    for (const Block* block : allocator.held_) ++waits.events[block];
+    for (const Block* block : allocator.deferred_) waits.deferred.insert(block);
     Sums sums;
     for (std::size_t i = 0; i < allocator.segments().size(); ++i) {
         const Segment& segment = *allocator.segments()[i];
@@ -128,6 +149,7 @@ void check(const Allocator& allocator) {
         const Block* last = nullptr;
         for (const Block* block = segment.first; block; block = block->next) {
             check_block(*block, segment);
+            check_waits(*block, waits);
             add(sums, *block, segment);
             last = block;
         }

@@ -35,13 +35,20 @@ void Allocator::free(Block* block) {
     }
 }
 
-// One event on each stream that used the block, behind everything queued there until now.
+// One event on each stream that used the block, behind everything queued there until now. Where the
+// device has no event left, the wait is over before this returns.
 void Allocator::record_events(Block* block) {
     for (Stream stream : block->uses) {
-        events_[stream].push_back({device_.record_event(stream), block});
+        const EventHandle event = device_.record_event(stream);
+        if (event == 0) {
+            device_.synchronize(stream);
+            continue;
+        }
+        events_[stream].push_back({event, block});
         ++block->waiting_events;
     }
     block->uses.clear();
+    if (block->waiting_events == 0) make_cached(block);
 }
 
 void Allocator::resume_deferred() {
