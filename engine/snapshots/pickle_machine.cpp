@@ -2,36 +2,24 @@
 
 #include <algorithm>
 #include <bit>
-#include <charconv>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "engine/errors.hpp"
 #include "engine/snapshots/pickle_input.hpp"
+#include "engine/snapshots/pickle_numbers.hpp"
 #include "engine/snapshots/pickle_opcodes.hpp"
 #include "engine/snapshots/pickle_text.hpp"
 
 namespace tenure {
 namespace {
 
-constexpr std::size_t kLongestInteger = 1024;  // bytes; no count in a snapshot needs more than 8
-
 // A name out of the file, fit for a message.
 std::string printable(std::string_view name) {
     std::string shown;
     for (const char c : name.substr(0, 60)) shown += c > 0x20 && c < 0x7f ? c : '?';
     return shown;
-}
-
-// Two's complement, little endian; eight bytes are readable, though not all of them belong to it.
-std::int64_t short_integer(const char* bytes, std::size_t count) {
-    static_assert(std::endian::native == std::endian::little);
-    std::uint64_t word;
-    std::memcpy(&word, bytes, 8);
-    const auto unused = static_cast<int>(8 * (8 - count));
-    return static_cast<std::int64_t>(word << unused) >> unused;
 }
 
 template <typename Number>
@@ -105,17 +93,15 @@ class PickleMachine {
     bool simple_step(Opcode opcode);
     bool text_step(Opcode opcode);
     bool number_step(Opcode opcode);
+    bool fill_step(Opcode opcode);
     bool container_step(Opcode opcode);
     bool memo_step(Opcode opcode);
     [[noreturn]] void refuse_step(Opcode opcode);
     std::string called_name(Opcode opcode);
 
     // Numbers and text.
-    std::uint64_t memo_index();
     void push_text(std::string_view text);
     void push_bytes(std::uint64_t count);
-    void push_integer_bytes(std::string_view bytes);
-    void push_decimal(std::string_view line);
 
     // Stack.
     void push(Value value) { stack_.push_back(value); }
@@ -197,8 +183,8 @@ void PickleMachine::step_until_stop() {
             case Opcode::stop:
                 return;
             default:
-                if (!container_step(opcode) && !simple_step(opcode) && !memo_step(opcode) &&
-                    !text_step(opcode) && !number_step(opcode)) {
+                if (!fill_step(opcode) && !container_step(opcode) && !simple_step(opcode) &&
+                    !memo_step(opcode) && !text_step(opcode) && !number_step(opcode)) {
                     refuse_step(opcode);
                 }
         }
@@ -243,6 +229,45 @@ bool PickleMachine::simple_step(Opcode opcode) {
     }
 }
 
+// Puts what is on top into the container below it.
+bool PickleMachine::fill_step(Opcode opcode) {
+    switch (opcode) {
+        case Opcode::setitems: {
+            const std::span<const Value> pairs = above_mark();
+            set_pairs(pairs, container_below_mark(Kind::dict, "a dict"));
+            drop_mark();
+            return true;
+        }
+        case Opcode::appends: {
+            const std::span<const Value> items = above_mark();
+            document_.append(container_below_mark(Kind::list, "a list"), items);
+            drop_mark();
+            return true;
+        }
+        case Opcode::setitem: {
+            need(2);
+            const std::span<const Value> pair(stack_.end() - 2, stack_.end());
+            set_pairs(pair, container_below(2, Kind::dict, "a dict"));
+            stack_.resize(stack_.size() - 2);
+            return true;
+        }
+        case Opcode::append: {
+            const Value item = top();
+            document_.append(container_below(1, Kind::list, "a list"), {&item, 1});
+            stack_.pop_back();
+            return true;
+        }
+        case Opcode::additems: {
+            const std::span<const Value> items = above_mark();
+            document_.append(container_below_mark(Kind::rare, "a set"), items);
+            drop_mark();
+            return true;
+        }
+        default:
+            return false;
+    }
+}
+
 bool PickleMachine::container_step(Opcode opcode) {
     switch (opcode) {
         case Opcode::empty_dict:
@@ -257,32 +282,6 @@ bool PickleMachine::container_step(Opcode opcode) {
         case Opcode::empty_tuple:
             push(document_.tuple({}));
             return true;
-        case Opcode::setitems: {
-            const std::span<const Value> pairs = above_mark();
-            set_pairs(pairs, container_below_mark(Kind::dict, "a dict"));
-            drop_mark();
-            return true;
-        }
-        case Opcode::setitem: {
-            need(2);
-            const std::span<const Value> pair(stack_.end() - 2, stack_.end());
-            set_pairs(pair, container_below(2, Kind::dict, "a dict"));
-            stack_.resize(stack_.size() - 2);
-            return true;
-        }
-        case Opcode::appends: {
-            const std::span<const Value> items = above_mark();
-            document_.append(container_below_mark(Kind::list, "a list"), items);
-            drop_mark();
-            return true;
-        }
-        case Opcode::append: {
-            need(1);
-            const Value item = top();
-            document_.append(container_below(1, Kind::list, "a list"), {&item, 1});
-            stack_.pop_back();
-            return true;
-        }
         case Opcode::tuple1:
             push_tuple(1);
             return true;
@@ -292,12 +291,6 @@ bool PickleMachine::container_step(Opcode opcode) {
         case Opcode::tuple3:
             push_tuple(3);
             return true;
-        case Opcode::additems: {
-            const std::span<const Value> items = above_mark();
-            document_.append(container_below_mark(Kind::rare, "a set"), items);
-            drop_mark();
-            return true;
-        }
         case Opcode::tuple:
         case Opcode::frozenset:
         case Opcode::list:
@@ -332,10 +325,10 @@ bool PickleMachine::memo_step(Opcode opcode) {
             remember(input_.number<std::uint32_t>());
             return true;
         case Opcode::put_line:
-            remember(memo_index());
+            remember(index_of_line(input_.line()));
             return true;
         case Opcode::get_line:
-            push(recall(memo_index()));
+            push(recall(index_of_line(input_.line())));
             return true;
         default:
             return false;
@@ -389,10 +382,10 @@ bool PickleMachine::number_step(Opcode opcode) {
             push(Value::small(input_.number<std::int32_t>()));
             return true;
         case Opcode::long1:
-            push_integer_bytes(input_.take(input_.number<std::uint8_t>()));
+            push(integer_of_bytes(document_, input_.take(input_.number<std::uint8_t>())));
             return true;
         case Opcode::long4:
-            push_integer_bytes(input_.take(input_.number<std::uint32_t>()));
+            push(integer_of_bytes(document_, input_.take(input_.number<std::uint32_t>())));
             return true;
         case Opcode::int_line:
         case Opcode::long_line: {
@@ -400,7 +393,7 @@ bool PickleMachine::number_step(Opcode opcode) {
             if (opcode == Opcode::int_line && (line == "00" || line == "01")) {
                 push(Value::boolean(line == "01"));
             } else {
-                push_decimal(line);
+                push(integer_of_line(document_, line));
             }
             return true;
         }
@@ -412,14 +405,7 @@ bool PickleMachine::number_step(Opcode opcode) {
             return true;
         }
         case Opcode::float_line: {
-            const std::string_view line = input_.line();
-            double number = 0;
-            const auto [end, error] =
-                std::from_chars(line.data(), line.data() + line.size(), number);
-            if (error != std::errc() || end != line.data() + line.size()) {
-                throw Refusal("a float that is not a number");
-            }
-            push(document_.real(number));
+            push(document_.real(real_of_line(input_.line())));
             return true;
         }
         default:
@@ -470,17 +456,6 @@ std::string PickleMachine::called_name(Opcode opcode) {
     return " (" + printable(module) + "." + printable(name) + ")";
 }
 
-// The argument of GET and PUT.
-std::uint64_t PickleMachine::memo_index() {
-    const std::string_view line = input_.line();
-    std::uint64_t index = 0;
-    const auto [end, error] = std::from_chars(line.data(), line.data() + line.size(), index);
-    if (error != std::errc() || end != line.data() + line.size()) {
-        throw Refusal("a memo index that is not a number");
-    }
-    return index;
-}
-
 void PickleMachine::need(std::size_t count) const {
     if (stack_.size() - floor_ < count) throw Refusal("it takes a value that is not there");
 }
@@ -517,41 +492,6 @@ void PickleMachine::push_bytes(std::uint64_t count) {
     for (; count > kPiece; count -= kPiece) input_.take(kPiece);
     input_.take(count);
     push(document_.bytes());
-}
-
-void PickleMachine::push_integer_bytes(std::string_view bytes) {
-    if (bytes.size() > kLongestInteger) throw Refusal("an integer of more than 1024 bytes");
-    const bool negative = !bytes.empty() && (bytes.back() & 0x80) != 0;
-    const char sign = negative ? '\xff' : '\0';
-    while (!bytes.empty() && bytes.back() == sign) bytes.remove_suffix(1);
-    char word[8];
-    std::memset(word, sign, sizeof(word));
-    if (bytes.size() > 8) return push(Value::of(Rare::huge_integer, 0));
-    if (!bytes.empty()) std::memcpy(word, bytes.data(), bytes.size());
-    const std::int64_t number = short_integer(word, 8);
-    if (negative && number >= 0) return push(Value::of(Rare::huge_integer, 0));
-    push(negative ? document_.integer(number)
-                  : document_.unsigned_integer(static_cast<std::uint64_t>(number)));
-}
-
-void PickleMachine::push_decimal(std::string_view line) {
-    if (!line.empty() && line.back() == 'L') line.remove_suffix(1);
-    if (line.size() > kLongestInteger) throw Refusal("an integer of more than 1024 digits");
-    const char* end = line.data() + line.size();
-    std::int64_t number = 0;
-    if (const auto read = std::from_chars(line.data(), end, number);
-        read.ec == std::errc() && read.ptr == end) {
-        return push(document_.integer(number));
-    }
-    std::uint64_t large = 0;
-    const auto read = std::from_chars(line.data(), end, large);
-    if (read.ec == std::errc() && read.ptr == end) return push(document_.unsigned_integer(large));
-    const std::size_t digits = line.starts_with('-') ? 1 : 0;
-    if (line.size() == digits ||
-        line.find_first_not_of("0123456789", digits) != std::string_view::npos) {
-        throw Refusal("an integer that is not a number");
-    }
-    push(Value::of(Rare::huge_integer, 0));
 }
 
 void PickleMachine::push_tuple(std::size_t count) {
