@@ -1,4 +1,4 @@
-"""What happened: events, stacks, segments as columns (numpy), with the state at any moment; no files."""
+"""What happened: events, stacks, segments as columns (numpy), with the state at any moment."""
 
 from tenure.traces.beginning import StartBlock, StartSegment
 from tenure.traces.columns import (

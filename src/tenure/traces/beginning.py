@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tenure import _engine
-from tenure.settings import engine_settings
 from tenure.traces.arenas import find_arenas, join_runs
+from tenure.traces.extents import Measure
 
-SLIVER = 1 << 20
 if TYPE_CHECKING:
     from tenure.settings import AllocatorSettings
-    from tenure.traces.columns import Addresses, Events, Ints
+    from tenure.traces.columns import Events
     from tenure.traces.pairing import Allocations
     from tenure.traces.ranges import Span
 
@@ -36,6 +34,7 @@ class StartBlock:
         requested: Bytes asked for.
         pending: Freed, but still waiting for events.
         allocation: Its number.
+        slack: Bytes by which the block may be larger; the recording does not tell.
     """
 
     address: int
@@ -43,6 +42,7 @@ class StartBlock:
     requested: int
     pending: bool
     allocation: int
+    slack: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,13 @@ def start_segments(
         settings: Those of the recording: they decide the size of blocks only seen being freed.
 
     Returns:
-        The segments, and addresses of blocks that lie in none of them.
+        The segments, and addresses of blocks that lie in none of them or reach into others.
     """
-    rules = engine_settings(settings)
-    seen = _first_uses(allocations)
+    measure = Measure(allocations, settings)
     spans = join_runs(spans)
     placed, lost = _place(spans, allocations)
     blocks = [
-        _blocks(span, numbers, allocations, rules, seen)
+        _blocks(span, numbers, allocations, measure)
         for span, numbers in zip(spans, placed, strict=True)
     ]
     segments = [
@@ -102,7 +101,7 @@ def start_segments(
         runs = tuple((run.start, run.end - run.start) for run in arena.runs)
         mine = [block for start, _ in runs for block in of_run[start]]
         segments.append(_segment(arena.runs[0], arena.address, arena.size, runs, mine))
-    return tuple(segments), lost
+    return tuple(segments), lost + measure.overlaps
 
 
 def _segment(
@@ -131,51 +130,14 @@ def _place(spans: list[Span], allocations: Allocations) -> tuple[list[list[int]]
     return placed, address[~inside].tolist()
 
 
-def _first_uses(allocations: Allocations) -> tuple[Addresses, Ints]:
-    """Each address that an alloc event names, ascending, with the first such event."""
-    address = allocations.address[allocations.before :]
-    places, first = np.unique(address, return_index=True)
-    return places, allocations.born[allocations.before :][first]
-
-
-def _neighbour(
-    seen: tuple[Addresses, Ints], low: int, high: int, until: int
-) -> int | None:
-    """The first address of a block that an event makes in [low, high] before `until`."""
-    places, first = seen
-    i, j = np.searchsorted(places, np.array([low, high + 1], np.uint64))
-    for k in range(i, j):
-        if first[k] < until:
-            return int(places[k])
-    return None
-
-
 def _blocks(
-    span: Span,
-    numbers: list[int],
-    allocations: Allocations,
-    rules: _engine.Settings,
-    seen: tuple[Addresses, Ints],
+    span: Span, numbers: list[int], allocations: Allocations, measure: Measure
 ) -> list[StartBlock]:
-    """The blocks of one span; a sliver too small to split off belongs to the block before it."""
+    address = [int(allocations.address[number]) for number in numbers] + [span.end]
     blocks = []
-    for k, number in enumerate(numbers):
-        address = int(allocations.address[number])
-        behind = int(allocations.address[numbers[k + 1]]) if k + 1 < len(numbers) else span.end
+    for number, at, behind in zip(numbers, address, address[1:], strict=False):
+        extent = measure.extent(number, behind, span)
         requested = int(allocations.requested[number])
-        size = int(allocations.size[number])
-        if size < 0:
-            size = min(_engine.round_size(rules, max(requested, 1)), behind - address)
-            if not span.arena and not _engine.should_split(
-                rules, span.small, size, behind - address
-            ):
-                size = behind - address
-            elif not span.arena and not span.small:
-                freed = int(max(allocations.freed[number], allocations.done[number]))
-                known = _neighbour(seen, address + size, address + size + SLIVER, freed)
-                if known is not None:
-                    size = known - address
-        blocks.append(
-            StartBlock(address, size, requested, bool(allocations.pending_before[number]), number)
-        )
+        pending = bool(allocations.pending_before[number])
+        blocks.append(StartBlock(at, extent.size, requested, pending, number, extent.slack))
     return blocks
