@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenure.verbs import explain, load, replay
 
 __version__ = "0.1.0"
 
 # Public name -> module that defines it. Imported on first use, so that `import tenure` is cheap.
 # A name added here is added to `__all__` too, and imported under TYPE_CHECKING for the checker.
-_DEFINED_IN: dict[str, str] = {}
+_DEFINED_IN: dict[str, str] = {
+    "explain": "tenure.verbs",
+    "load": "tenure.verbs",
+    "replay": "tenure.verbs",
+}
 
-__all__: list[str] = []
+__all__ = ["explain", "load", "replay"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""tenure demo"""
+"""tenure demo."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def command() -> int:
     The recording: a LoRA fine-tuning of a Llama model with texts of varying length, on one H200
     limited to 5.5 GiB, torch 2.11.
     """
-    from tenure.diagnoses import explain  # noqa: PLC0415 - numpy loads only here
-    from tenure.reports import explanation_text  # noqa: PLC0415
-    from tenure.snapshots import load  # noqa: PLC0415
+    from tenure.diagnoses import explain
+    from tenure.reports import explanation_text
+    from tenure.snapshots import load
 
     with as_file(files("tenure.cli") / "demo.pickle.xz") as path:
         explanation = explain(load(path), capacity=int(5.5 * 2**30))

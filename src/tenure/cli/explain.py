@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from tenure.cli.options import (
-    CAPACITY,
     as_json_text,
+    as_size,
     check_output,
     emit,
     file_options,
@@ -19,7 +19,12 @@ from tenure.cli.options import (
 
 @click.command("explain")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--capacity", type=CAPACITY, help="Ask about a limit on reserved memory, as 14GiB.")
+@click.option(
+    "--capacity",
+    metavar="SIZE",
+    callback=as_size,
+    help="Ask about a limit on reserved memory, as 14GiB.",
+)
 @file_options
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Say what held the memory, what went wrong, and what would have changed it.
@@ -27,8 +32,8 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     Every advice about settings was checked by replaying the file under them.
     A file is a PyTorch memory snapshot, also .xz .gz .zst, or - for standard input.
     """
-    from tenure.diagnoses import Severity  # noqa: PLC0415 - numpy loads only here
-    from tenure.reports import explanation_dict, explanation_text  # noqa: PLC0415
+    from tenure.diagnoses import Severity
+    from tenure.reports import explanation_dict, explanation_text
 
     check_output(options["output"], force=options["force"])
     values, texts, code = [], [], 0
@@ -44,8 +49,8 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 
 
 def _explain(file: str, options: dict[str, Any]) -> Any:
-    from tenure.diagnoses import explain  # noqa: PLC0415 - numpy loads only here
-    from tenure.snapshots import load  # noqa: PLC0415
+    from tenure.diagnoses import explain
+    from tenure.snapshots import load
 
     progress(f"reading {file}")
     trace = load(file, device=options["device"], torch_version=options["torch_version"])

@@ -16,43 +16,29 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Size(click.ParamType):
-    """Bytes, as 14GiB, 5.5GiB or a plain number."""
-
-    name = "SIZE"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The size in bytes."""
-        if isinstance(value, int):
-            return value
-        try:
-            size = parse_size(value)
-        except UsageError as error:
-            self.fail(str(error), param, ctx)
-        if size <= 0:
-            self.fail(f"{value!r} holds nothing; give more than 0", param, ctx)
-        return size
+def as_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Bytes from 14GiB, 5.5GiB or a plain number; a click callback."""
+    if value is None:
+        return None
+    try:
+        size = parse_size(value)
+    except UsageError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
+    if size <= 0:
+        raise click.BadParameter(f"{value!r} holds nothing; give more than 0", ctx, param)
+    return size
 
 
-class Version(click.ParamType):
-    """A torch version, as 2.11."""
-
-    name = "VERSION"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        """Major and minor."""
-        if isinstance(value, tuple):
-            return value
-        parts = value.split("+")[0].split(".")
-        if len(parts) not in (2, 3) or not all(p.isdigit() for p in parts) or int(parts[0]) != 2:
-            self.fail(f"{value!r} is not a torch version such as 2.11", param, ctx)
-        return int(parts[0]), int(parts[1])
-
-
-CAPACITY = Size()
-VERSION = Version()
+def as_version(
+    ctx: click.Context, param: click.Parameter, value: str | None
+) -> tuple[int, int] | None:
+    """Major and minor of a torch version such as 2.11; a click callback."""
+    if value is None:
+        return None
+    parts = value.split("+")[0].split(".")
+    if len(parts) not in {2, 3} or not all(p.isdigit() for p in parts) or int(parts[0]) != 2:
+        raise click.BadParameter(f"{value!r} is not a torch version such as 2.11", ctx, param)
+    return int(parts[0]), int(parts[1])
 
 
 def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,14 +46,24 @@ def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(
         (
             click.option(
-                "--device", type=click.IntRange(0), help="GPU of the file; default: the one with events."
+                "--device",
+                type=click.IntRange(0),
+                help="GPU of the file; default: the one with events.",
             ),
             click.option(
-                "--torch-version", type=VERSION, help="Rules of that torch; default: as the file shows."
+                "--torch-version",
+                metavar="VERSION",
+                callback=as_version,
+                help="Rules of that torch; default: as the file shows.",
             ),
-            click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text."),
             click.option(
-                "-o", "--output", type=click.Path(dir_okay=False), help="Write there, not to the screen."
+                "--json", "as_json", is_flag=True, help="One JSON object instead of text."
+            ),
+            click.option(
+                "-o",
+                "--output",
+                type=click.Path(dir_okay=False),
+                help="Write there, not to the screen.",
             ),
             click.option("--force", is_flag=True, help="Overwrite the output file."),
         )

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from tenure.cli.options import (
-    CAPACITY,
     as_json_text,
+    as_size,
     check_output,
     emit,
     file_options,
@@ -21,7 +21,9 @@ from tenure.cli.options import (
 @click.command("replay")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--conf", help="Settings as in PYTORCH_CUDA_ALLOC_CONF; default: the recorded ones.")
-@click.option("--capacity", type=CAPACITY, help="Limit on reserved memory, such as 14GiB.")
+@click.option(
+    "--capacity", metavar="SIZE", callback=as_size, help="Limit on reserved memory, such as 14GiB."
+)
 @click.option("--rules", type=click.Choice(["torch"]), default="torch", show_default=True)
 @file_options
 def command(files: tuple[str, ...], **options: Any) -> int:
@@ -31,7 +33,7 @@ def command(files: tuple[str, ...], **options: Any) -> int:
     the record; under others (--conf, --capacity, --torch-version) it says what would have been.
     A file is a snapshot, also .xz .gz .zst, or - for standard input.
     """
-    from tenure.reports import replay_dict, replay_text  # noqa: PLC0415 - numpy loads only here
+    from tenure.reports import replay_dict, replay_text
 
     check_output(options["output"], force=options["force"])
     values, texts, code = [], [], 0
@@ -46,8 +48,8 @@ def command(files: tuple[str, ...], **options: Any) -> int:
 
 
 def _replay(file: str, options: dict[str, Any]) -> tuple[Any, float]:
-    from tenure.replays import replay  # noqa: PLC0415 - numpy loads only here
-    from tenure.snapshots import load  # noqa: PLC0415
+    from tenure.replays import replay
+    from tenure.snapshots import load
 
     begin = time.perf_counter()
     progress(f"reading {file}")

@@ -1,7 +1,8 @@
 """Evidence into findings, one file per diagnosis."""
 
+from tenure.diagnoses.evidence import Share
 from tenure.diagnoses.explaining import Explanation, explain
 from tenure.diagnoses.finding import Advice, Finding, Severity, Verified
 from tenure.diagnoses.split import Split
 
-__all__ = ["Advice", "Explanation", "Finding", "Severity", "Split", "Verified", "explain"]
+__all__ = ["Advice", "Explanation", "Finding", "Severity", "Share", "Split", "Verified", "explain"]

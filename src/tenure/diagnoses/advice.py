@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tenure.replays import Candidate
 
 WORTHWHILE = 0.98  # of the value before; less gain is not worth a setting
-HARMLESS = 1.05
+HARMLESS = 1.05  # of the peak, for a setting that makes the card smaller
 
 
 def settings_advice(evidence: Evidence) -> tuple[Advice, ...]:
@@ -34,7 +34,7 @@ def _helps(before: Candidate, after: Candidate) -> bool:
     smaller_card = after.smallest_capacity < WORTHWHILE * before.smallest_capacity
     no_worse = (
         after.peak_reserved <= HARMLESS * before.peak_reserved
-        and after.smallest_capacity <= HARMLESS * before.smallest_capacity
+        and after.smallest_capacity <= before.smallest_capacity
     )
     return no_worse and (lower_peak or smaller_card)
 

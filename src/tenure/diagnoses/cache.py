@@ -24,7 +24,11 @@ def _emptied(evidence: Evidence) -> list[int]:
     action = evidence.trace.events.action
     releases = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
     return sorted(
-        {event for event, _, let_go in evidence.recorded.calls if not let_go and action[event] in releases}
+        {
+            event
+            for event, _, let_go in evidence.recorded.calls
+            if not let_go and action[event] in releases
+        }
     )
 
 
@@ -46,11 +50,13 @@ def _churn(evidence: Evidence) -> tuple[Finding, ...]:
             "cache.churn",
             Severity.WARNING,
             back,
-            f"empty_cache() ran {len(calls)} times and gave back {format_bytes(returned)} in all, of "
-            f"which {format_bytes(back)} was asked for again",
+            f"empty_cache() ran {len(calls)} times and gave back {format_bytes(returned)} in all, "
+            f"of which {format_bytes(back)} was asked for again",
             (
-                f"{int(released.sum()):,} calls returned memory and {int(given.sum()):,} asked for it; "
-                "each waits for the device or costs the driver tens of microseconds",
+                (
+                    f"{int(released.sum()):,} calls returned memory and {int(given.sum()):,} asked "
+                    "for it; each waits for the device or costs tens of microseconds"
+                ),
             ),
             (Advice("call empty_cache() once at a change of phase, not in the loop"),),
         ),
@@ -79,8 +85,10 @@ def _retries(evidence: Evidence) -> tuple[Finding, ...]:
             (
                 f"at events {', '.join(f'{event:,}' for event in retries[:8])}"
                 + (" ..." if len(retries) > 8 else ""),
-                f"{int(evidence.replay.statistics['num_device_free']):,} segments or ranges were "
-                "given back; each retry stops the GPU until all its work is done",
+                (
+                    f"{int(evidence.replay.statistics['num_device_free']):,} segments or ranges "
+                    "were given back; each retry stops the GPU until all its work is done"
+                ),
             ),
         ),
     )

@@ -21,7 +21,7 @@ from tenure.replays import (
     try_settings,
 )
 from tenure.streams import StreamUsage, stream_usage
-from tenure.traces import BlockState
+from tenure.traces import Action, BlockState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 DEFAULT = ""
+GIVEN_BACK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 EXPANDABLE = "expandable_segments:True"
 TRIED = (EXPANDABLE, "max_split_size_mb:128", "roundup_power2_divisions:4")
 
@@ -111,9 +112,7 @@ class Evidence:
         timeline = self.recorded.timeline
         if timeline is None:
             return None
-        return find_growth(
-            self.trace, timeline.allocated, self.sites, self.category, self.steps
-        )
+        return find_growth(self.trace, timeline.allocated, self.sites, self.category, self.steps)
 
     @cached_property
     def streams(self) -> tuple[StreamUsage, ...]:
@@ -147,9 +146,7 @@ class Evidence:
         shares = []
         for value, size, blocks in _grouped(key, layout.size[rows]):
             category, site = divmod(value, len(self.sites.table))
-            shares.append(
-                Share(self.sites.table[site].label, ORDER[category].value, size, blocks)
-            )
+            shares.append(Share(self.sites.table[site].label, ORDER[category].value, size, blocks))
         return tuple(sorted(shares, key=lambda s: -s.bytes))
 
     def by_category(self, layout: Layout) -> tuple[Share, ...]:
@@ -165,23 +162,31 @@ class Evidence:
 
     def label(self, allocation: int) -> str:
         """The line that made an allocation."""
-        return self.sites.table[int(self.sites.of_allocation[allocation])].label
+        return self.label_of_site(int(self.sites.of_allocation[allocation]))
+
+    def label_of_site(self, site: int) -> str:
+        """The line of an entry in the table of sites."""
+        return self.sites.table[site].label
 
     def before_failure(self) -> Layout | None:
         """What was where just before the first request that was not served."""
         failed = self.replay.first_oom
         if failed is None:
             return None
+        event = failed.event
+        if self.replay.compared:  # what it gave back on the way is recorded before the event
+            while event > 0 and self.trace.events.action[event - 1] in GIVEN_BACK:
+                event -= 1
         return state_at(
             self.trace,
-            failed.event,
+            event,
             settings=self.replay.settings,
             calls=None if self.replay.compared else list(self.recorded.calls),
         )
 
 
 def limit_of(evidence: Evidence) -> int | None:
-    """The limit in bytes that the replayed run met: the one asked about, or what the record shows."""
+    """The limit in bytes that the run met: the one asked about, or what the record shows."""
     if evidence.capacity is not None:
         return evidence.capacity
     shown = evidence.recorded.limit_range
@@ -192,9 +197,7 @@ def _live_rows(layout: Layout) -> NDArray[np.int64]:
     return np.flatnonzero((layout.state == BlockState.LIVE) & (layout.allocation >= 0))
 
 
-def _grouped(
-    key: NDArray[np.int64], size: NDArray[np.int64]
-) -> list[tuple[int, int, int]]:
+def _grouped(key: NDArray[np.int64], size: NDArray[np.int64]) -> list[tuple[int, int, int]]:
     values, index, count = np.unique(key, return_inverse=True, return_counts=True)
     sums = np.bincount(index, weights=size, minlength=len(values)).astype(np.int64)
     return list(zip(values.tolist(), sums.tolist(), count.tolist(), strict=True))

@@ -85,9 +85,7 @@ def explain(
     evidence = Evidence(trace, capacity, progress)
     findings = [finding for diagnosis in DIAGNOSES for finding in diagnosis.diagnose(evidence)]
     findings.sort(key=lambda f: (RANK[f.severity], -f.bytes))
-    tried = "candidates" in vars(evidence)
-    if any(f.advice for f in findings if f.severity is Severity.ERROR) or len(trace.events):
-        tried = True
+    tried = bool(len(trace.events))
     return Explanation(
         trace=trace,
         replay=evidence.replay,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tenure.diagnoses.advice import settings_advice
@@ -10,7 +12,8 @@ from tenure.diagnoses.finding import Advice, Finding, Severity
 from tenure.diagnoses.split import pins
 from tenure.units import format_bytes
 
-LEAST_SHARE = 0.05  # of reserved; below, caching costs what caching costs
+LEAST_UNUSED = 0.15  # of peak reserved, above peak live; below, caching costs what it costs
+LEAST_SHARE = 0.05  # of reserved, for one kind of cached bytes
 LEAST_BYTES = 16 << 20
 DISTINCT_SIZES = 4  # of one line's requests, above which sizes vary
 
@@ -20,12 +23,17 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     if not len(evidence.trace.events):
         return ()
     split = evidence.split
+    if split.reserved - evidence.recorded.peak.allocated < LEAST_UNUSED * split.reserved:
+        return ()
     found = []
     if _matters(evidence, split.whole.bytes):
         found.append(_staircase(evidence))
     if _matters(evidence, split.remainders.bytes):
         found.append(_remainders(evidence))
-    return tuple(finding for finding in found if finding)
+    kept = sorted((finding for finding in found if finding), key=lambda f: -f.bytes)
+    if kept:  # the larger part speaks for the whole
+        kept[0] = replace(kept[0], title=_ratio(evidence))
+    return tuple(kept)
 
 
 def _matters(evidence: Evidence, cached: int) -> bool:
@@ -52,35 +60,37 @@ def _staircase(evidence: Evidence) -> Finding | None:
     if varying is None and not advice:
         return None
     why = (
-        f"sizes vary: {varying} asked for many different sizes, and each larger one outgrew the "
-        "cached segments"
+        f"sizes vary from request to request, for example at {varying}: each larger one outgrew "
+        "the cached segments"
         if varying
         else "what was cached did not fit what was asked for next"
     )
+    title = f"{format_bytes(split.whole.bytes)} is cached in whole segments that did not fit"
     lines = [
-        f"{format_bytes(split.whole.bytes)} in {split.whole.blocks:,} whole segments or chunks is "
-        "cached and unused at that moment; under pressure PyTorch returns it",
+        (
+            f"{format_bytes(split.whole.bytes)} in {split.whole.blocks:,} whole segments or chunks "
+            "is cached and unused at that moment; under pressure PyTorch returns it"
+        ),
         why,
     ]
     return Finding(
-        "cache.staircase", _severity(advice), split.whole.bytes, _ratio(evidence), tuple(lines), advice
+        "cache.staircase", _severity(advice), split.whole.bytes, title, tuple(lines), advice
     )
 
 
 def varying_site(evidence: Evidence) -> str | None:
     """The line with most bytes among those whose large requests come in many sizes."""
     trace = evidence.trace
-    large = np.flatnonzero(
-        (trace.allocations.requested > 1 << 20) & (trace.allocations.born >= 0)
-    )
+    large = np.flatnonzero((trace.allocations.requested > 1 << 20) & (trace.allocations.born >= 0))
     if not len(large):
         return None
     sites = evidence.sites.of_allocation[large]
     size = trace.allocations.requested[large]
     totals = np.bincount(sites, weights=size)
+    totals[0] = 0  # without frames there is no line to name
     for site in np.argsort(-totals)[:8].tolist():
-        if len(np.unique(size[sites == site])) >= DISTINCT_SIZES:
-            return evidence.sites.table[site].label
+        if totals[site] and len(np.unique(size[sites == site])) >= DISTINCT_SIZES:
+            return evidence.label_of_site(site)
     return None
 
 
@@ -91,9 +101,13 @@ def _remainders(evidence: Evidence) -> Finding:
     code = "fragmentation.holes" if in_arenas else "fragmentation.remainders"
     what = "holes between live blocks of expandable segments" if in_arenas else "remainders"
     advice = settings_advice(evidence)
+    title = f"{format_bytes(split.remainders.bytes)} is cached beside live blocks, which pin it"
     lines = [
-        f"{format_bytes(split.remainders.bytes)} in {split.remainders.blocks:,} {what}, each pinned "
-        "by a live neighbour: PyTorch cannot return it, and only smaller requests can use it"
+        (
+            f"{format_bytes(split.remainders.bytes)} in {split.remainders.blocks:,} {what}, each "
+            "pinned by a live neighbour: PyTorch cannot return it, and only smaller requests can "
+            "use it"
+        )
     ]
     at = evidence.recorded.peak_event.reserved
     for pin in pins(layout)[:3]:
@@ -101,9 +115,7 @@ def _remainders(evidence: Evidence) -> Finding:
         born = int(evidence.trace.allocations.born[number])
         age = "since before the recording" if born < 0 else f"for {at - born:,} events"
         lines.append(
-            f"    {format_bytes(pin.pinned)} pinned by {format_bytes(int(layout.size[pin.row]))} of "
-            f"{evidence.label(number)}, alive {age}"
+            f"    {format_bytes(pin.pinned)} pinned by {format_bytes(int(layout.size[pin.row]))} "
+            f"of {evidence.label(number)}, alive {age}"
         )
-    return Finding(
-        code, _severity(advice), split.remainders.bytes, _ratio(evidence), tuple(lines), advice
-    )
+    return Finding(code, _severity(advice), split.remainders.bytes, title, tuple(lines), advice)

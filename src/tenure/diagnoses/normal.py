@@ -36,7 +36,8 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
                 "normal.workspace",
                 Severity.NORMAL,
                 workspace.bytes,
-                f"{format_bytes(workspace.bytes)} of cuBLAS workspaces, one for each handle and stream",
+                f"{format_bytes(workspace.bytes)} of cuBLAS workspaces, one for each handle "
+                "and stream",
                 (f"{workspace.blocks:,} blocks; kept for the life of the process",),
             )
         )

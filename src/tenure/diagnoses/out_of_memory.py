@@ -37,6 +37,10 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     )
 
 
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"
+
+
 def _free(limit: int | None, split: Split) -> int:
     return max(limit - split.reserved, 0) if limit is not None else 0
 
@@ -58,10 +62,11 @@ def _evidence(
 ) -> list[str]:
     lines = []
     if limit is not None:
-        pending = f" + pending {format_bytes(split.pending.bytes)}" if split.pending.bytes else ""
+        known = "limit" if evidence.capacity is not None else "limit, as far as the record shows,"
+        pending = f" + pending {_gib(split.pending.bytes)}" if split.pending.bytes else ""
         lines.append(
-            f"limit {format_bytes(limit)} = live {format_bytes(split.live.bytes)}{pending} + cached "
-            f"{format_bytes(split.cached)} + never reserved {format_bytes(_free(limit, split))}"
+            f"{known} {_gib(limit)} GiB = live {_gib(split.live.bytes)}{pending} + cached "
+            f"{_gib(split.cached)} + never reserved {_gib(_free(limit, split))}"
         )
     sizes = layout.size[layout.state == BlockState.CACHED]
     if len(sizes):
@@ -112,7 +117,9 @@ def _advice(evidence: Evidence, failed: OutOfMemory) -> tuple[Advice, ...]:
     before = evidence.as_recorded
     advice = list(settings_advice(evidence))
     advice.append(
-        Advice(f"with the settings as they are, the run needs {format_bytes(before.smallest_capacity)}")
+        Advice(
+            f"with the settings as they are, the run needs {format_bytes(before.smallest_capacity)}"
+        )
     )
     if failed.pending_would_fit:
         advice.append(Advice("catch the error and try the same request once more"))

@@ -25,8 +25,8 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
             "pool.idle",
             Severity.WARNING,
             split.private.bytes,
-            f"{format_bytes(split.private.bytes)} is free inside {pools} private pools (CUDA graphs, "
-            "MemPools), where only they can use it",
+            f"{format_bytes(split.private.bytes)} is free inside {pools} private pools (CUDA "
+            "graphs, MemPools), where only they can use it",
             ("PyTorch's own message counts these bytes as reserved but unallocated",),
         ),
     )

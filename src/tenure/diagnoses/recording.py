@@ -16,10 +16,7 @@ LEAST_SHARE = 0.05  # of live bytes at the peak
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """The reader's notes, and live bytes without a line."""
-    notes = [
-        Finding(note.code, Severity.INFO, 0, note.text)
-        for note in evidence.trace.notes
-    ]
+    notes = [Finding(note.code, Severity.INFO, 0, note.text) for note in evidence.trace.notes]
     if not evidence.trace.has_stacks:
         return tuple(notes)
     shares = evidence.by_site(evidence.at_live_peak)
@@ -31,8 +28,8 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         "trace.no_frames",
         Severity.INFO,
         silent,
-        f"{format_bytes(silent)} of the live peak ({blocks:,} blocks) has no Python frames: made by "
-        "autograd's own threads, in backward",
+        f"{format_bytes(silent)} of the live peak ({blocks:,} blocks) has no Python frames: made "
+        "by autograd's own threads, in backward",
         (),
         (Advice("record with stacks='all' to see the C++ frames of backward"),),
     )

@@ -21,7 +21,9 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     floor = max(LEAST_BYTES, int(LEAST_SHARE * evidence.recorded.peak.reserved))
     pending = [_pending(u) for u in usages if u.pending_peak >= floor]
     stranded = [
-        _stranded(evidence, u) for u in usages if len(usages) > 1 and _idle_bytes(evidence, u) >= floor
+        _stranded(evidence, u)
+        for u in usages
+        if len(usages) > 1 and _idle_bytes(evidence, u) >= floor
     ]
     return (*pending, *stranded)
 
@@ -42,13 +44,14 @@ def _pending(usage: StreamUsage) -> Finding:
         "stream.pending",
         Severity.WARNING,
         usage.pending_peak,
-        f"up to {format_bytes(usage.pending_peak)} of {name(usage.stream)} was freed but waited for "
-        "other streams (active is larger than allocated by that)",
+        f"up to {format_bytes(usage.pending_peak)} of {name(usage.stream)} was freed but waited "
+        "for other streams (active is larger than allocated by that)",
         tuple(lines),
         (
             Advice(
-                "let the using stream be waited for (wait_stream, or an event at the last use) before "
-                "the tensor is freed, instead of record_stream; or keep the host from running ahead"
+                "let the using stream be waited for (wait_stream, an event at the last use) "
+                "before the tensor is freed, instead of record_stream; or keep the host from "
+                "running ahead"
             ),
         ),
     )
@@ -67,7 +70,8 @@ def _stranded(evidence: Evidence, usage: StreamUsage) -> Finding:
         "stream.stranded",
         Severity.WARNING,
         usage.cached_end,
-        f"{name(usage.stream)} caches {format_bytes(usage.cached_end)} that no other stream can use",
+        f"{name(usage.stream)} caches {format_bytes(usage.cached_end)} that no other stream can "
+        "use",
         (f"its last request was event {usage.last:,} of {events:,}",),
         (
             Advice(

@@ -118,9 +118,7 @@ def _live_at(trace: Trace, event: int) -> NDArray[np.bool_]:
     return np.asarray((allocations.born <= event) & (freed > event) & ~gone)
 
 
-def _growing_sites(
-    trace: Trace, sites: Sites, at: NDArray[np.int64]
-) -> tuple[GrowingSite, ...]:
+def _growing_sites(trace: Trace, sites: Sites, at: NDArray[np.int64]) -> tuple[GrowingSite, ...]:
     size = _sizes(trace)
     count = len(sites.table)
     level = np.stack(
@@ -176,7 +174,11 @@ def _per_repetition(
         if covers and even and per >= LEAST_BYTES:
             found.append(
                 GrowingSite(
-                    site, per, len(kept), int(size[kept].sum()), int(trace.allocations.stack[kept[-1]])
+                    site,
+                    per,
+                    len(kept),
+                    int(size[kept].sum()),
+                    int(trace.allocations.stack[kept[-1]]),
                 )
             )
     if not found:

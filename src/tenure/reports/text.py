@@ -11,7 +11,7 @@ from tenure.units import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tenure.diagnoses import Explanation, Finding
+    from tenure.diagnoses import Explanation, Finding, Share
     from tenure.replays import Candidate, Replay
 
 WIDTH = 80
@@ -45,8 +45,9 @@ def explanation_text(explanation: Explanation) -> str:
     lines = [*_headline(explanation), ""]
     lines += _missing(explanation)
     shown = [f for f in explanation.findings if f.severity in (Severity.ERROR, Severity.WARNING)]
+    said: set[str] = set()  # advice that several findings share is given once
     for finding in shown:
-        lines += _finding(finding, explanation)
+        lines += _finding(finding, explanation, said)
     lines += _split(explanation)
     lines += _streams(explanation)
     lines += _settings(explanation)
@@ -58,15 +59,17 @@ def explanation_text(explanation: Explanation) -> str:
 def _headline(explanation: Explanation) -> list[str]:
     peak = explanation.replay.peak
     worst = explanation.findings[0] if explanation.findings else None
-    if worst and worst.severity is Severity.ERROR:
-        return wrapped(worst.title[0].upper() + worst.title[1:] + ".")
-    if worst and worst.severity is Severity.WARNING:
+    if worst and worst.severity in (Severity.ERROR, Severity.WARNING):
         return wrapped(worst.title[0].upper() + worst.title[1:] + ".")
     ratio = peak.reserved / max(peak.allocated, 1)
-    return wrapped(
+    text = (
         f"Nothing wrong. Peak {format_bytes(peak.allocated)} live, {format_bytes(peak.reserved)} "
         f"reserved ({ratio:.2f} x)."
     )
+    if explanation.recorded_candidate:
+        smallest = explanation.recorded_candidate.smallest_capacity
+        text += f" Smallest card for this run as it is: {format_bytes(smallest)}."
+    return wrapped(text)
 
 
 def _missing(explanation: Explanation) -> list[str]:
@@ -76,14 +79,18 @@ def _missing(explanation: Explanation) -> list[str]:
     return [*lines, ""] if lines else []
 
 
-def _finding(finding: Finding, explanation: Explanation) -> list[str]:
+def _finding(finding: Finding, explanation: Explanation, said: set[str]) -> list[str]:
     first = explanation.findings[0] is finding
-    lines = [f"[{finding.code}]"] if first else wrapped(f"[{finding.code}] {finding.title}", rest="  ")
+    lines = (
+        [f"[{finding.code}]"] if first else wrapped(f"[{finding.code}] {finding.title}", rest="  ")
+    )
     for text in finding.evidence:
         indent = "  " + " " * (len(text) - len(text.lstrip()))
         lines += wrapped(text.strip(), indent, indent + "  ")
     for advice in finding.advice:
-        lines += wrapped(advice.text, "  -> ", "     ")
+        if advice.text not in said:
+            lines += wrapped(advice.text, "  -> ", "     ")
+        said.add(advice.text)
     return [*lines, ""]
 
 
@@ -99,8 +106,12 @@ def _split(explanation: Explanation) -> list[str]:
         (split.other_streams, "cached in other streams", "not shared"),
         (split.private, "cached in private pools", "not shared"),
     )
-    lines = [f"Reserved at its peak: {gib(split.reserved)} GiB (event "
-             f"{explanation.replay.peak_event.reserved:,})"]
+    lines = [
+        (
+            f"Reserved at its peak: {gib(split.reserved)} GiB "
+            f"(event {explanation.replay.peak_event.reserved:,})"
+        )
+    ]
     sign = "="
     for part, what, note in parts:
         if part.bytes or what == "live tensors":
@@ -127,17 +138,20 @@ def settings_table(
     candidates: Iterable[Candidate], recorded: Candidate, live: int, capacity: int | None
 ) -> list[str]:
     """Each setting with its peak reserved and the smallest card that the run fits on."""
-    lines = ["  setting                            reserved   smallest card   (GiB)"]
+    lines = ["  setting (sizes in GiB)          reserved  smallest card"]
     for candidate in candidates:
-        peak = recorded.peak_reserved if candidate.conf == recorded.conf else candidate.peak_reserved
+        peak = (
+            recorded.peak_reserved if candidate.conf == recorded.conf else candidate.peak_reserved
+        )
         name = candidate.conf or "default"
         note = "as recorded" if candidate.conf == recorded.conf else ""
         if capacity is not None and not candidate.fits:
             note = f"does not fit in {gib(capacity)}"
         lines.append(
-            f"  {visible(name):<33}{gib(peak):>10}{gib(candidate.smallest_capacity):>16}   {note}".rstrip()
+            f"  {visible(name):<30}{gib(peak):>10}{gib(candidate.smallest_capacity):>15}  "
+            f"{note}".rstrip()
         )
-    lines.append(f"  {'live bytes (the bound)':<33}{gib(live):>10}{gib(live):>16}")
+    lines.append(f"  {'live bytes (the bound)':<30}{gib(live):>10}{gib(live):>15}")
     return lines
 
 
@@ -159,20 +173,30 @@ def _live(explanation: Explanation) -> list[str]:
     if not explanation.by_site:
         return []
     moment = explanation.replay.peak_event.allocated
-    lines = [f"Live at the live peak (event {moment:,}), by line; categories are inferred:"]
-    for share in explanation.by_site[:10]:
-        blocks = f"{share.blocks:,} block" + ("s" if share.blocks != 1 else "")
-        label = visible(share.label)
-        room = WIDTH - 30 - len(blocks) - 1
-        if len(label) > room:
-            label = "..." + label[-(room - 3) :]
-        lines.append(f"  {format_bytes(share.bytes):>10}  {share.category:<15} {label:<{room}} {blocks}")
+    total = format_bytes(explanation.replay.peak.allocated)
+    if not explanation.trace.has_stacks:
+        lines = [f"Live at the live peak, {total} (event {moment:,}); inferred from lifetimes:"]
+        shares = explanation.by_category
+        return [*lines, *(_share(s, f"{s.blocks:,} blocks", "") for s in shares), ""]
+    lines = [
+        f"Live at the live peak, {total} at event {moment:,} (categories are inferred):",
+        f"  {'bytes':>10}  {'category':<15}  {'line':<42} blocks",
+    ]
+    lines += [_share(s, visible(s.label), f"{s.blocks:,}") for s in explanation.by_site[:10]]
     rest = explanation.by_site[10:]
     if rest:
+        size, blocks = sum(s.bytes for s in rest), sum(s.blocks for s in rest)
         lines.append(
-            f"  {format_bytes(sum(s.bytes for s in rest)):>10}  {'':<15} {len(rest):,} more lines"
+            f"  {format_bytes(size):>10}  {'':<15}  {f'{len(rest):,} more lines':<42} {blocks:>6,}"
         )
     return [*lines, ""]
+
+
+def _share(share: Share, label: str, count: str) -> str:
+    short = label if len(label) <= 42 else label[:39] + "..."
+    return (
+        f"  {format_bytes(share.bytes):>10}  {share.category:<15}  {short:<42} {count:>6}".rstrip()
+    )
 
 
 def _normal(explanation: Explanation) -> list[str]:
@@ -191,17 +215,19 @@ def replay_text(replay: Replay, file: str, load_seconds: float) -> str:
     lines = []
     if replay.exact:
         lines += wrapped(
-            f"Exact: {len(trace.events):,} events replayed, every address, every segment and the end "
-            "state equal to the record."
+            f"Exact: {len(trace.events):,} events replayed, every address, every segment and the "
+            "end state equal to the record."
         )
     elif replay.compared:
         lines += wrapped(
             f"DIFFERENT from the record: {replay.address_mismatches:,} addresses, "
-            f"{replay.segment_mismatches:,} segment events, {replay.end_state_mismatches:,} blocks at "
-            "the end."
+            f"{replay.segment_mismatches:,} segment events, {replay.end_state_mismatches:,} blocks "
+            "at the end."
         )
         if replay.divergence:
-            lines += wrapped(f"First at event {replay.divergence.event:,}: {replay.divergence.what}.")
+            lines += wrapped(
+                f"First at event {replay.divergence.event:,}: {replay.divergence.what}."
+            )
     else:
         lines += wrapped(f"What if: {len(trace.events):,} events replayed under other settings.")
     lines += ["", f"  file       {visible(file)}", f"  device     {trace.device}"]

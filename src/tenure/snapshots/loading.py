@@ -1,4 +1,4 @@
-"""From a file to a Trace: the columns of one device, with what the file leaves unsaid worked out."""
+"""From a file to a Trace: one device, with what the file leaves unsaid worked out."""
 
 from __future__ import annotations
 

@@ -103,9 +103,7 @@ def _cached_at_end(trace: Trace, stream: int) -> int:
     return int(blocks.size[free & (trace.end.segments.stream[blocks.segment] == stream)].sum())
 
 
-def _signed(
-    action: np.ndarray, size: np.ndarray, signs: dict[Action, int]
-) -> np.ndarray:
+def _signed(action: np.ndarray, size: np.ndarray, signs: dict[Action, int]) -> np.ndarray:
     sign = np.zeros(len(Action), np.int64)
     for code, value in signs.items():
         sign[code] = value

@@ -1,0 +1,86 @@
+"""The public verbs: each takes a snapshot file or a trace that was loaded before."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tenure import diagnoses, replays, snapshots
+from tenure.units import parse_size
+
+if TYPE_CHECKING:
+    from tenure.diagnoses import Explanation
+    from tenure.replays import Replay
+    from tenure.traces import Trace
+
+
+def load(
+    source: str | os.PathLike[str],
+    *,
+    device: int | None = None,
+    torch_version: tuple[int, int] | None = None,
+) -> Trace:
+    """Reads a PyTorch memory snapshot; nothing in the file is ever run.
+
+    Args:
+        source: A path, or "-" for standard input; .xz, .gz and .zst are told by their content.
+        device: Which GPU; by default the only one with events.
+        torch_version: Of the recording, such as (2, 11); by default as the file shows.
+
+    Raises:
+        BadInputError: The file is no snapshot, or broken; one line says what and where.
+        UsageError: Several devices have events and none was named.
+    """
+    return snapshots.load(source, device=device, torch_version=torch_version)
+
+
+def replay(
+    source: Trace | str | os.PathLike[str],
+    *,
+    conf: str | None = None,
+    capacity: int | str | None = None,
+    torch_version: tuple[int, int] | None = None,
+    timeline: bool = False,
+) -> Replay:
+    """Puts a recorded trace through the allocator, as it was or under other settings.
+
+    Args:
+        source: A snapshot file, or a trace.
+        conf: Settings as in PYTORCH_CUDA_ALLOC_CONF; default: the recorded ones, and then every
+            address, segment and end block is compared with the record.
+        capacity: Limit on reserved memory: bytes, or "14GiB".
+        torch_version: Whose rules hold.
+        timeline: Keep the four byte counts after every event.
+
+    Raises:
+        BadInputError: The file is no snapshot, or holds no events.
+        UsageError: An unknown setting or size.
+    """
+    trace = _trace(source, torch_version)
+    return replays.replay(
+        trace, conf=conf, capacity=capacity, torch_version=torch_version, timeline=timeline
+    )
+
+
+def explain(
+    source: Trace | str | os.PathLike[str], *, capacity: int | str | None = None
+) -> Explanation:
+    """Says what held the memory, what went wrong, and what would have changed it.
+
+    Args:
+        source: A snapshot file, or a trace.
+        capacity: Ask about a limit on reserved memory: bytes, or "14GiB".
+
+    Raises:
+        BadInputError: The file is no snapshot.
+    """
+    limit = parse_size(capacity) if isinstance(capacity, str) else capacity
+    return diagnoses.explain(_trace(source), capacity=limit)
+
+
+def _trace(
+    source: Trace | str | os.PathLike[str], torch_version: tuple[int, int] | None = None
+) -> Trace:
+    if isinstance(source, (str, os.PathLike)):
+        return load(source, torch_version=torch_version)
+    return source
