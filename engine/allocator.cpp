@@ -98,7 +98,7 @@ Block* Allocator::take_free(const Request& request) {
 }
 
 Block* Allocator::search_harder(Request& request) {
-    if (collects_garbage()) collect_garbage();
+    if (!collection_paused_) collect_garbage();
     if (Block* block = grow(request, false)) return block;
     if (Block* block = borrow(request)) return block;
     if (release_oversize(request))
@@ -217,6 +217,16 @@ bool Allocator::would_release(Bytes requested, Stream stream, PoolId pool) {
 
 bool Allocator::serves_from_cache(Bytes requested, Stream stream, PoolId pool) {
     return best_block(plan(requested, stream, pool)) != nullptr;
+}
+
+bool Allocator::would_serve(const Block& block, Bytes requested, Stream stream) const {
+    const Home& home = *block.segment->home;
+    const Bytes rounded = round_size(settings_, requested);
+    Bytes size = block.size;
+    for (const Block* neighbour : {block.previous, block.next})
+        if (neighbour && neighbour->state == BlockState::cached) size += neighbour->size;
+    return home.stream == stream && home.half->small == is_small(rounded) && size >= rounded &&
+           may_serve(settings_, rounded, size);
 }
 
 void Allocator::fail(const Request& request) {

@@ -107,18 +107,26 @@ class Allocator {
 
     // True if serving the request would begin by giving memory back to the driver.
     bool would_release(Bytes requested, Stream stream, PoolId pool);
-    // Returns one cached whole segment, as a garbage collection would; false if there is none.
-    bool release_segment_at(Address address);
+    // The segments that a garbage collection would return now, in order.
+    std::vector<Address> collectable() const;
     // What empty_cache() would return of the default pool now, were every event done.
     std::vector<SegmentEvent> releasable() const;
     // True if a free block serves the request as things stand.
     bool serves_from_cache(Bytes requested, Stream stream, PoolId pool);
+    // True if the block, once cached, would serve such a request of its own pool.
+    bool would_serve(const Block& block, Bytes requested, Stream stream) const;
     // Bytes of the segment that the request would ask of the driver.
     Bytes segment_for(Bytes requested) const {
         return torch_rules::segment_size(settings_, torch_rules::round_size(settings_, requested));
     }
     // Blocks that free_pending left waiting.
     std::size_t held() const { return held_.size(); }
+
+    // For replay, where the record knows what a state that began late does not tell: see
+    // following.cpp. Each is false, or null, where the record cannot be right.
+    bool release_at(Address address);  // a cached segment, or an arena's chunks around the address
+    Block* allocate_whole(Address address, Bytes requested, Stream stream, PoolId pool);
+    void pause_collection(bool paused) { collection_paused_ = paused; }
 
     // Every block, mapped or pending or live, by ascending address.
     std::vector<BlockView> blocks() const;
@@ -178,11 +186,13 @@ class Allocator {
     void resume_deferred();
 
     // release.cpp: giving memory back
+    std::vector<Block*> garbage() const;
     void collect_garbage();
     bool release_oversize(const Request& request);
     void release_cached();
     void release_freeable_pools();
     void release_half(PoolHalf& half);
+    void release_in_arena(Block* block);
     void release_pool_memory(Pool& pool);
     void release_segment(Block* block);
 
@@ -204,6 +214,7 @@ class Allocator {
     torch_rules::TieRule tie_rule_;
     Bytes reserved_ = 0;  // what the limit is compared with: bytes of segments and mapped chunks
     int captures_ = 0;
+    bool collection_paused_ = false;
     mutable std::uint64_t next_order_ = 1;
 
     std::map<PoolId, std::unique_ptr<Pool>> pools_;

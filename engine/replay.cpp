@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "engine/collected.hpp"
 #include "engine/recorded_device.hpp"
 
 namespace tenure {
@@ -56,11 +57,14 @@ class Replay {
     void failed(std::size_t i, const OutOfMemory& error, std::int64_t retries);
     void free(std::size_t& i);
     void complete(std::size_t i);
+    void complete_run(std::size_t& i);
     void attempt(std::size_t i);
     Group gather(std::size_t begin) const;
     void settle(std::size_t& i);
     bool explained_by_request(const Group& group);
     void infer_calls(const Group& group, std::size_t begin);
+    bool late() const { return !trace_.start.empty(); }
+    bool follows(const Group& group, std::size_t begin);
     bool collects_unknown() const;
     void infer_empty_cache(std::size_t i);
     bool starts_capture(std::size_t i);
@@ -73,6 +77,7 @@ class Replay {
     void watch(std::size_t i);
     void keep_timeline();
     bool completes_at_once(std::size_t i) const;
+    bool waits_for_failure(std::size_t i, const Block& block) const;
 
     const TraceColumns& trace_;
     ReplayOptions options_;
@@ -130,7 +135,7 @@ ReplayResult Replay::run() {
                 free(i);
                 break;
             case Action::free_completed:
-                complete(i);
+                complete_run(i);
                 break;
             case Action::oom:
                 attempt(i);
@@ -179,7 +184,11 @@ bool Replay::alloc(std::size_t i) {
     const PoolId pool = trace_.pools[static_cast<std::size_t>(trace_.pool[i])];
     const std::int64_t retries = allocator_.statistics().num_alloc_retries;
     try {
-        Block* block = allocator_.allocate(trace_.size[i], trace_.stream[i], pool);
+        Block* block = nullptr;
+        if (i == 0 && late() && options_.compare)
+            block = allocator_.allocate_whole(trace_.address[i], trace_.size[i], trace_.stream[i],
+                                              pool);
+        if (!block) block = allocator_.allocate(trace_.size[i], trace_.stream[i], pool);
         block->tag = trace_.allocation[i];
         live_[number] = block;
         if (options_.compare && block->address != trace_.address[i]) {
@@ -241,9 +250,18 @@ bool Replay::completes_at_once(std::size_t i) const {
            trace_.allocation[i + 1] == trace_.allocation[i];
 }
 
+// A block whose wait ended in the failing retry right behind its free looks as if freed at once.
+// But then it would have served the request (pytorch#189504).
+bool Replay::waits_for_failure(std::size_t i, const Block& block) const {
+    if (i + 2 >= end_ || !needs_settling(trace_.action_at(i + 2))) return false;
+    const std::size_t owner = gather(i + 1).owner;
+    if (owner >= end_ || trace_.action_at(owner) != Action::oom) return false;
+    return allocator_.would_serve(block, trace_.size[owner], trace_.stream[owner]);
+}
+
 void Replay::free(std::size_t& i) {
     Block* block = live_[static_cast<std::size_t>(trace_.allocation[i])];
-    const bool at_once = completes_at_once(i);
+    const bool at_once = completes_at_once(i) && !(block && waits_for_failure(i, *block));
     if (block && at_once) allocator_.free(block);
     if (block && !at_once) allocator_.free_pending(block);
     if (at_once) {
@@ -260,6 +278,17 @@ void Replay::complete(std::size_t i) {
     else if (block->state == BlockState::live && block->tag == trace_.allocation[i])
         allocator_.free(block);  // a completion whose request was not recorded
     block = nullptr;
+}
+
+// For a what-if: one run of completions, or those that a failing request waited for with it. Leaves
+// `i` at the last event handled.
+void Replay::complete_run(std::size_t& i) {
+    group_ = gather(i);
+    const bool waited = group_.owner < end_ && trace_.action_at(group_.owner) == Action::oom &&
+                        group_.completions.size() == allocator_.held();
+    if (waited) attempt(group_.owner);
+    for (std::size_t event : group_.completions) complete(event);
+    i = waited ? group_.owner : group_.owner - 1;
 }
 
 Group Replay::gather(std::size_t begin) const {
@@ -291,13 +320,15 @@ void Replay::settle(std::size_t& i) {
     const Action owner = has_owner ? trace_.action_at(group_.owner) : Action::other;
     const bool requests = owner == Action::alloc || owner == Action::oom;
     const bool all_pending = group_.completions.size() == allocator_.held();
-    // Completions that end every wait just before a release belong to the retry's own wait.
-    const bool synchronised = group_.releases > 0 && all_pending;
+    // Completions that end every wait just before a release, or before a request that failed after
+    // all, belong to the retry's own wait.
+    const bool synchronised = (group_.releases > 0 || owner == Action::oom) && all_pending;
     if (!synchronised)
         for (std::size_t event : group_.completions) complete(event);
     log_.clear();
     device_.expect(group_.expected, &log_, owner == Action::oom);
-    if (group_.releases > 0 && !(requests && explained_by_request(group_)))
+    if (group_.releases > 0 && !follows(group_, begin) &&
+        !(requests && explained_by_request(group_)))
         infer_calls(group_, begin);
     if (requests) {
         if (starts_capture(group_.owner)) infer_empty_cache(group_.owner);
@@ -306,6 +337,7 @@ void Replay::settle(std::size_t& i) {
         else
             attempt(group_.owner);
     }
+    allocator_.pause_collection(false);
     if (synchronised)
         for (std::size_t event : group_.completions) complete(event);
     compare_segments(group_, begin);
@@ -335,6 +367,27 @@ bool Replay::explained_by_request(const Group& group) {
     return total > trace_.recorded_peak || partly;
 }
 
+// Makes releases as recorded where the rules cannot know them: the rest of a release that was
+// underway when the recording began, and a garbage collection whose ages or limit are unknown.
+bool Replay::follows(const Group& group, std::size_t begin) {
+    const std::span releases(group.expected.data(), group.releases);
+    std::size_t count = 0;
+    if (late() && begin == 0 && allocator_.releasable().size() != releases.size()) {
+        count = releases.size();
+    } else if (group.owner < end_ && (collects_unknown() || late()) &&
+               allocator_.settings().garbage_collection_threshold > 0) {
+        const std::size_t i = group.owner;
+        const PoolId pool = trace_.pools[static_cast<std::size_t>(std::max(trace_.pool[i], 0))];
+        const bool requests =
+            trace_.action_at(i) == Action::alloc || trace_.action_at(i) == Action::oom;
+        if (requests && !allocator_.serves_from_cache(trace_.size[i], trace_.stream[i], pool))
+            count = collected(allocator_, releases, allocator_.segment_for(trace_.size[i]));
+    }
+    for (const SegmentEvent& event : releases.first(count)) allocator_.release_at(event.address);
+    allocator_.pause_collection(count > 0);
+    return count > 0;
+}
+
 PoolId Replay::pool_of(const SegmentEvent& event) const {
     for (const auto& segment : allocator_.segments())
         if (event.address >= segment->address &&
@@ -344,12 +397,6 @@ PoolId Replay::pool_of(const SegmentEvent& event) const {
 }
 
 void Replay::infer_calls(const Group& group, std::size_t begin) {
-    if (collects_unknown() && allocator_.releasable().size() > group.releases) {
-        // Garbage collection under a limit that nobody named: only what it returned is known.
-        for (std::size_t k = 0; k < group.releases; ++k)
-            allocator_.release_segment_at(group.expected[k].address);
-        return;
-    }
     bool any_default = false;
     release_private_pools(group, begin, any_default);
     if (any_default) infer_empty_cache(begin);
