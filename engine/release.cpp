@@ -5,39 +5,45 @@ namespace tenure {
 
 using namespace torch_rules;
 
-// Returns old whole segments of the default large pool until reserved is under the threshold.
-// Ages are counted in searches of that pool; each round returns all of at least average age.
-void Allocator::collect_garbage() {
+// Old whole segments of the default large pool, until reserved is under the threshold. Ages are
+// counted in searches of that pool; each round takes all of at least average age.
+std::vector<Block*> Allocator::garbage() const {
     const auto threshold = static_cast<Bytes>(settings_.garbage_collection_threshold *
                                               static_cast<double>(settings_.limit));
-    if (reserved_ <= threshold) return;
+    if (!collects_garbage() || reserved_ <= threshold) return {};
     const Bytes target = reserved_ - threshold;
-    PoolHalf& half = default_pool_->large;
+    const PoolHalf& half = default_pool_->large;
     auto age = [&](const Block* block) { return half.searches - block->searches_seen; };
+    std::vector<Block*> whole;  // unsplit free blocks, arenas' included
     std::int64_t total_age = 0;
-    std::int64_t whole = 0;  // unsplit free blocks, arenas' included
     for (auto& home : half.homes)
         for (Block* block = home->free.first(); block; block = home->free.after(block))
             if (!block->is_split()) {
                 total_age += age(block);
-                ++whole;
+                whole.push_back(block);
             }
+    auto left = static_cast<std::int64_t>(whole.size());
+    std::vector<Block*> chosen;
     Bytes reclaimed = 0;
-    for (bool freed = true; reclaimed < target && freed && whole > 0;) {
-        freed = false;
-        const double average = static_cast<double>(total_age) / static_cast<double>(whole);
-        for (auto& home : half.homes)
-            for (Block *block = home->free.first(), *next; block; block = next) {
-                next = home->free.after(block);
-                if (block->is_split() || block->segment->is_arena()) continue;
-                if (static_cast<double>(age(block)) < average) continue;
-                freed = true;
-                reclaimed += block->size;
-                total_age -= age(block);
-                --whole;
-                release_segment(block);
-            }
+    for (bool found = true; reclaimed < target && found && left > 0;) {
+        found = false;
+        const double average = static_cast<double>(total_age) / static_cast<double>(left);
+        for (Block*& block : whole) {
+            if (!block || block->segment->is_arena()) continue;
+            if (static_cast<double>(age(block)) < average) continue;
+            found = true;
+            reclaimed += block->size;
+            total_age -= age(block);
+            --left;
+            chosen.push_back(block);
+            block = nullptr;
+        }
     }
+    return chosen;
+}
+
+void Allocator::collect_garbage() {
+    for (Block* block : garbage()) release_segment(block);
 }
 
 // Returns one cached oversize block that is large enough, or several, largest first.
@@ -118,14 +124,17 @@ void Allocator::release_half(PoolHalf& half) {
             else if (!block->is_split())
                 release_segment(block);
         }
-    for (Block* block : in_arenas) {
-        unmap(block);
-        if (block->is_mapped() || block->is_split()) continue;
-        Segment* arena = block->segment;
-        arena->home->unmapped.erase(block);
-        device_.unreserve(arena->address, arena->size);
-        drop_segment(arena);
-    }
+    for (Block* block : in_arenas) release_in_arena(block);
+}
+
+// Unmaps what it can of a cached block, and drops the arena once all of it is unmapped.
+void Allocator::release_in_arena(Block* block) {
+    unmap(block);
+    if (block->is_mapped() || block->is_split()) return;
+    Segment* arena = block->segment;
+    arena->home->unmapped.erase(block);
+    device_.unreserve(arena->address, arena->size);
+    drop_segment(arena);
 }
 
 std::vector<SegmentEvent> Allocator::releasable() const {
@@ -147,17 +156,6 @@ std::vector<SegmentEvent> Allocator::releasable() const {
                                       whole.size(), home->stream});
             }
     return events;
-}
-
-bool Allocator::release_segment_at(Address address) {
-    for (auto& segment : segments_) {
-        Block* block = segment->first;
-        if (segment->address != address || segment->is_arena()) continue;
-        if (block->is_split() || block->state != BlockState::cached) return false;
-        release_segment(block);
-        return true;
-    }
-    return false;
 }
 
 // pre: cached, unsplit, not in an arena.

@@ -1,0 +1,17 @@
+// Which releases of a recording were a garbage collection, where its rule cannot tell: it goes by
+// ages, which nobody knows of blocks that were cached before the recording began, or by a limit
+// that nobody named.
+#pragma once
+
+#include <span>
+
+#include "engine/allocator.hpp"
+
+namespace tenure {
+
+// How many of the releases, from the first on, a garbage collection for a request of `segment`
+// bytes made; 0 if none, or if the allocator's own would make the very same.
+std::size_t collected(const Allocator& allocator, std::span<const SegmentEvent> releases,
+                      Bytes segment);
+
+}  // namespace tenure
