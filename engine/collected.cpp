@@ -18,8 +18,9 @@ class Run {
     }
 
     bool known() const {
-        return std::all_of(releases_.begin(), releases_.end(),
-                           [&](const SegmentEvent& event) { return rank_.contains(event.address); });
+        return std::all_of(releases_.begin(), releases_.end(), [&](const SegmentEvent& event) {
+            return rank_.contains(event.address);
+        });
     }
 
     // Whether the first `count` can be a collection, and the others what the request caused then:

@@ -65,6 +65,9 @@ class Replay {
     void infer_calls(const Group& group, std::size_t begin);
     bool late() const { return !trace_.start.empty(); }
     bool follows(const Group& group, std::size_t begin);
+    PoolId request_pool(std::size_t i) const;
+    bool would_release(std::size_t i);
+    bool served_from_cache(std::size_t i);
     bool collects_unknown() const;
     void infer_empty_cache(std::size_t i);
     bool starts_capture(std::size_t i);
@@ -215,8 +218,8 @@ void Replay::failed(std::size_t i, const OutOfMemory& error, std::int64_t retrie
         result_.retries.push_back(static_cast<std::int64_t>(i));
     watch(i);
     if (result_.first_oom.event < 0) {
-        const PoolId pool = trace_.pools[static_cast<std::size_t>(std::max(trace_.pool[i], 0))];
-        const bool fits = allocator_.serves_from_cache(error.requested, error.stream, pool);
+        const bool fits =
+            allocator_.serves_from_cache(error.requested, error.stream, request_pool(i));
         result_.first_oom = {static_cast<std::int64_t>(i),
                              error.requested,
                              error.segment,
@@ -231,7 +234,7 @@ void Replay::failed(std::size_t i, const OutOfMemory& error, std::int64_t retrie
 // recorded run did not use it, so it is given back.
 void Replay::attempt(std::size_t i) {
     const std::int64_t retries = allocator_.statistics().num_alloc_retries;
-    const PoolId pool = trace_.pools[static_cast<std::size_t>(std::max(trace_.pool[i], 0))];
+    const PoolId pool = request_pool(i);
     try {
         Block* block = allocator_.allocate(trace_.size[i], trace_.stream[i], pool);
         watch(i);
@@ -351,9 +354,8 @@ void Replay::settle(std::size_t& i) {
 bool Replay::explained_by_request(const Group& group) {
     const std::size_t owner = group.owner;
     if (trace_.action_at(owner) == Action::oom) return true;
-    const PoolId pool = trace_.pools[static_cast<std::size_t>(trace_.pool[owner])];
-    if (allocator_.would_release(trace_.size[owner], trace_.stream[owner], pool)) return true;
-    if (allocator_.serves_from_cache(trace_.size[owner], trace_.stream[owner], pool)) return false;
+    if (would_release(owner)) return true;
+    if (served_from_cache(owner)) return false;
     for (std::size_t k = 0; k < group.releases; ++k)
         if (!pool_of(group.expected[k]).is_default()) return false;
     if (group.releases == group.expected.size()) return false;  // nothing was asked of the driver
@@ -371,21 +373,33 @@ bool Replay::explained_by_request(const Group& group) {
 // underway when the recording began, and a garbage collection whose ages or limit are unknown.
 bool Replay::follows(const Group& group, std::size_t begin) {
     const std::span releases(group.expected.data(), group.releases);
+    const std::size_t owner = group.owner;
+    const bool requests = owner < end_ && (trace_.action_at(owner) == Action::alloc ||
+                                           trace_.action_at(owner) == Action::oom);
     std::size_t count = 0;
-    if (late() && begin == 0 && allocator_.releasable().size() != releases.size()) {
-        count = releases.size();
-    } else if (group.owner < end_ && (collects_unknown() || late()) &&
-               allocator_.settings().garbage_collection_threshold > 0) {
-        const std::size_t i = group.owner;
-        const PoolId pool = trace_.pools[static_cast<std::size_t>(std::max(trace_.pool[i], 0))];
-        const bool requests =
-            trace_.action_at(i) == Action::alloc || trace_.action_at(i) == Action::oom;
-        if (requests && !allocator_.serves_from_cache(trace_.size[i], trace_.stream[i], pool))
-            count = collected(allocator_, releases, allocator_.segment_for(trace_.size[i]));
+    if (late() && begin == 0) {
+        const bool all = allocator_.releasable().size() == releases.size();
+        if (!all || (requests && group.expected.size() > releases.size() && !would_release(owner)))
+            count = releases.size();
     }
+    if (count == 0 && requests && (collects_unknown() || late()) &&
+        allocator_.settings().garbage_collection_threshold > 0 && !served_from_cache(owner))
+        count = collected(allocator_, releases, allocator_.segment_for(trace_.size[owner]));
     for (const SegmentEvent& event : releases.first(count)) allocator_.release_at(event.address);
     allocator_.pause_collection(count > 0);
     return count > 0;
+}
+
+PoolId Replay::request_pool(std::size_t i) const {
+    return trace_.pools[static_cast<std::size_t>(std::max(trace_.pool[i], 0))];
+}
+
+bool Replay::would_release(std::size_t i) {
+    return allocator_.would_release(trace_.size[i], trace_.stream[i], request_pool(i));
+}
+
+bool Replay::served_from_cache(std::size_t i) {
+    return allocator_.serves_from_cache(trace_.size[i], trace_.stream[i], request_pool(i));
 }
 
 PoolId Replay::pool_of(const SegmentEvent& event) const {
