@@ -1,4 +1,4 @@
-"""Where the recorded runs are: a few small ones in the repository, the rest beside it if present."""
+"""Where the recorded runs are: a few in the repository, the rest beside it if present."""
 
 from __future__ import annotations
 

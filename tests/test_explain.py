@@ -6,13 +6,13 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 import pytest
-from shared_data import ABSENT, EXAMPLES, SHARED
 
+from shared_data import ABSENT, EXAMPLES, SHARED
 from tenure.diagnoses import Severity, explain
+from tenure.replays import replay
 from tenure.reports import explanation_dict, explanation_text
 from tenure.settings import parse_alloc_conf
 from tenure.snapshots import load
-from tenure.replays import replay
 from tenure.units import GIB, MIB
 
 if TYPE_CHECKING:

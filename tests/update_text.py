@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from shared_data import EXAMPLES, GOLDEN
-
 from tenure.diagnoses import explain
 from tenure.reports import explanation_text
 from tenure.snapshots import load
