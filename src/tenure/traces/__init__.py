@@ -12,8 +12,9 @@ from tenure.traces.columns import (
     Stacks,
     State,
 )
+from tenure.traces.notes import Note
 from tenure.traces.pairing import Allocations
-from tenure.traces.trace import DEFAULT_POOL, Note, Trace, make_trace
+from tenure.traces.trace import DEFAULT_POOL, Trace, make_trace
 
 __all__ = [
     "DEFAULT_POOL",

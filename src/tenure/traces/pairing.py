@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +12,7 @@ from tenure.traces.columns import Action, BlockState
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tenure.traces.columns import Addresses, Codes, Indices, Ints, State
+    from tenure.traces.columns import Addresses, Codes, Events, Indices, Ints, State
 
 
 @dataclass(frozen=True)
@@ -66,90 +66,149 @@ class Pairing:
     contradictions: Ints
 
 
-def pair(
-    action: Codes, address: Addresses, size: Ints, stream: Addresses, stack: Indices, end: State
-) -> Pairing:
+@dataclass(frozen=True)
+class _Uses:
+    """Events of allocations by address, then by time; all columns have the same length.
+
+    Attributes:
+        event: Index into the events.
+        kind: Its code.
+        place: Its address.
+        first: Nothing at that address comes before.
+        last: Nothing at that address comes after.
+        begins: The first event of an allocation.
+        group: Which allocation, counted by address for now.
+    """
+
+    event: Ints
+    kind: Codes
+    place: Addresses
+    first: NDArray[np.bool_]
+    last: NDArray[np.bool_]
+    begins: NDArray[np.bool_]
+    group: Ints
+
+
+def pair(events: Events, end: State) -> Pairing:
     """Numbers the allocations of a trace.
 
     Args:
-        action: Event codes.
-        address: Event addresses.
-        size: Event sizes in bytes.
-        stream: Event streams.
-        stack: Event stacks.
+        events: In order; what they say of allocations and pools is not looked at.
         end: The state after the last event.
 
     Returns:
         The number of each event's allocation, and the table of allocations.
     """
-    events = np.flatnonzero(action <= Action.FREE_COMPLETED)
-    order = events[np.argsort(address[events], kind="stable")]  # by address, then by time
-    kind, place = action[order], address[order]
-    first_there = np.ones(len(order), bool)
-    first_there[1:] = place[1:] != place[:-1]
-    begins = first_there | (kind == Action.ALLOC)
-    group = np.cumsum(begins) - 1  # numbered by address for now
-    heads = order[begins]  # the first event of each
-    born_there = action[heads] == Action.ALLOC
-
-    untouched, end_size, end_pending, clash = _match_end(group, order, begins, kind, address, end)
+    uses = _sort(events)
+    heads = uses.event[uses.begins]  # the first event of each allocation
+    born_there = events.action[heads] == Action.ALLOC
+    untouched, end_size, end_pending, lost = _match_end(uses, end)
     blocks = end.blocks
-    old = np.flatnonzero(~born_there)
-    old_address = np.concatenate([address[heads[old]], blocks.address[untouched]])
-    old_order = np.argsort(old_address, kind="stable")
-    new = np.flatnonzero(born_there)
-    new_order = new[np.argsort(heads[new], kind="stable")]
-    number = np.empty(len(heads) + len(untouched), np.int64)
-    number[np.concatenate([old, len(heads) + np.arange(len(untouched))])[old_order]] = np.arange(
-        len(old_order)
-    )
-    number[new_order] = len(old_order) + np.arange(len(new_order))
+    number, before = _number(events.address, heads, born_there, blocks.address[untouched])
 
     def scatter(values: NDArray[np.generic], rest: NDArray[np.generic]) -> NDArray[np.generic]:
         result = np.empty(len(number), values.dtype)
         result[number] = np.concatenate([values, rest])
         return result
 
-    allocation = np.full(len(action), -1, np.int64)
-    allocation[order] = number[group]
-    born = np.full(len(number), -1, np.int64)
-    freed, done = born.copy(), born.copy()
-    for column, code in (
-        (born, Action.ALLOC),
-        (freed, Action.FREE_REQUESTED),
-        (done, Action.FREE_COMPLETED),
-    ):
-        chosen = np.flatnonzero(action == code)
-        column[allocation[chosen]] = chosen
+    allocation = np.full(len(events), -1, np.int64)
+    allocation[uses.event] = number[uses.group]
+    born, freed, done = (
+        _first_of(code, events.action, allocation, len(number))
+        for code in (Action.ALLOC, Action.FREE_REQUESTED, Action.FREE_COMPLETED)
+    )
     pending = (done >= 0) & (freed < 0) & (born < 0)
     pending |= (freed < 0) & (born < 0) & scatter(end_pending, blocks.state[untouched] == 2)
     table = Allocations(
-        before=len(old_order),
-        address=scatter(address[heads], blocks.address[untouched]),
-        requested=scatter(size[heads], blocks.requested[untouched]),
-        stream=scatter(stream[heads], end.segments.stream[blocks.segment[untouched]]),
+        before=before,
+        address=scatter(events.address[heads], blocks.address[untouched]),
+        requested=scatter(events.size[heads], blocks.requested[untouched]),
+        stream=scatter(events.stream[heads], end.segments.stream[blocks.segment[untouched]]),
         born=born,
         freed=freed,
         done=done,
         stack=scatter(
-            np.where(born_there, stack[heads], -1).astype(np.int32), blocks.stack[untouched]
+            np.where(born_there, events.stack[heads], -1).astype(np.int32), blocks.stack[untouched]
         ),
         size=scatter(end_size, blocks.size[untouched]),
         pending_before=pending,
     )
-    return Pairing(allocation, table, clash)
+    return Pairing(allocation, table, np.union1d(lost, _out_of_turn(uses)))
 
 
-def _match_end(
-    group: Ints, order: Ints, begins: NDArray[np.bool_], kind: Codes, address: Addresses, end: State
-) -> tuple[Ints, Ints, NDArray[np.bool_], Ints]:
+def complete_frees(events: Events, end: State) -> Events:
+    """Events where a free is complete at once, in a recording made without completions.
+
+    Blocks that the end state still has pending are left alone. So are all recordings that have a
+    completion.
+    """
+    asked = events.action == Action.FREE_REQUESTED
+    if (events.action == Action.FREE_COMPLETED).any() or not asked.any():
+        return events
+    held = end.blocks.address[end.blocks.state == BlockState.PENDING]
+    at_once = asked & ~np.isin(events.address, held)
+    action = np.where(at_once, Action.FREE_COMPLETED, events.action).astype(np.uint8)
+    return replace(events, action=action)
+
+
+def _sort(events: Events) -> _Uses:
+    chosen = np.flatnonzero(events.action <= Action.FREE_COMPLETED)
+    event = chosen[np.argsort(events.address[chosen], kind="stable")]
+    kind, place = events.action[event], events.address[event]
+    change = place[1:] != place[:-1]
+    first, last = np.ones(len(event), bool), np.ones(len(event), bool)
+    first[1:], last[:-1] = change, change
+    begins = first | (kind == Action.ALLOC)
+    return _Uses(event, kind, place, first, last, begins, np.cumsum(begins) - 1)
+
+
+def _number(
+    address: Addresses, heads: Ints, born_there: NDArray[np.bool_], untouched: Addresses
+) -> tuple[Ints, int]:
+    """The final number of each group and untouched block; how many of them come first."""
+    old = np.flatnonzero(~born_there)
+    old_order = np.argsort(np.concatenate([address[heads[old]], untouched]), kind="stable")
+    new = np.flatnonzero(born_there)
+    new_order = new[np.argsort(heads[new], kind="stable")]
+    number = np.empty(len(heads) + len(untouched), np.int64)
+    old_places = np.concatenate([old, len(heads) + np.arange(len(untouched))])[old_order]
+    number[old_places] = np.arange(len(old_order))
+    number[new_order] = len(old_order) + np.arange(len(new_order))
+    return number, len(old_order)
+
+
+def _first_of(code: int, action: Codes, allocation: Ints, count: int) -> Ints:
+    """For each allocation its first event with that code; -1 where there is none."""
+    column = np.full(count, -1, np.int64)
+    chosen = np.flatnonzero(action == code)[::-1]
+    column[allocation[chosen]] = chosen
+    return column
+
+
+def _out_of_turn(uses: _Uses) -> Ints:
+    """Addresses where an event cannot follow the one before: a block freed twice, or made twice."""
+    if not len(uses.event):
+        return np.empty(0, np.int64)
+    before, after = uses.kind[:-1], uses.kind[1:]
+    may_follow = np.zeros((3, 3), bool)
+    may_follow[Action.ALLOC, Action.FREE_REQUESTED] = True
+    may_follow[Action.FREE_REQUESTED, Action.FREE_COMPLETED] = True
+    may_follow[Action.FREE_COMPLETED, Action.ALLOC] = True
+    kinds = np.bincount(uses.kind, minlength=3)
+    if kinds[Action.FREE_REQUESTED] == 0:  # a recording made without them (skip_actions)
+        may_follow[Action.ALLOC, Action.FREE_COMPLETED] = True
+    wrong = ~uses.first[1:] & ~may_follow[before, after]
+    return np.unique(uses.place[1:][wrong]).astype(np.int64)
+
+
+def _match_end(uses: _Uses, end: State) -> tuple[Ints, Ints, NDArray[np.bool_], Ints]:
     """Links the last allocation at each address with the block that the end state has there.
 
     Returns:
         Live or pending blocks of the end state that no event touches; for each group the size of
         its block at the end (-1 if gone); whether it is pending there; contradicting addresses.
     """
-    groups = int(begins.sum())
+    groups = int(uses.begins.sum())
     end_size = np.full(groups, -1, np.int64)
     end_pending = np.zeros(groups, bool)
     held = np.flatnonzero(end.blocks.state != BlockState.CACHED)
@@ -157,9 +216,9 @@ def _match_end(
     held_address = end.blocks.address[held]
     if groups == 0:
         return held, end_size, end_pending, np.empty(0, np.int64)
-    last = np.flatnonzero(np.append(order[1:] * 0 + (address[order][1:] != address[order][:-1]), 1))
-    open_at_end = kind[last] != Action.FREE_COMPLETED
-    last_address = address[order[last]]
+    last = np.flatnonzero(uses.last)
+    open_at_end = uses.kind[last] != Action.FREE_COMPLETED
+    last_address = uses.place[last]
     at = np.searchsorted(last_address, held_address)
     inside = at < len(last_address)
     touched = np.zeros(len(held), bool)
@@ -167,8 +226,10 @@ def _match_end(
     ends = at[touched]
     still = open_at_end[ends]
     there = held[touched]
-    end_size[group[last[ends[still]]]] = end.blocks.size[there[still]]
-    end_pending[group[last[ends[still]]]] = end.blocks.state[there[still]] == BlockState.PENDING
+    end_size[uses.group[last[ends[still]]]] = end.blocks.size[there[still]]
+    end_pending[uses.group[last[ends[still]]]] = (
+        end.blocks.state[there[still]] == BlockState.PENDING
+    )
     lost = np.setdiff1d(last_address[open_at_end], held_address[touched])
     clash = np.concatenate([lost, end.blocks.address[there[~still]]]).astype(np.int64)
     return held[~touched], end_size, end_pending, clash

@@ -9,7 +9,8 @@ import numpy as np
 
 from tenure.traces.beginning import StartSegment, start_segments
 from tenure.traces.columns import Action, BlockState, Events
-from tenure.traces.pairing import Allocations, pair
+from tenure.traces.notes import Note, note_contradictions, note_late, notes_ambiguous
+from tenure.traces.pairing import Allocations, complete_frees, pair
 from tenure.traces.ranges import Undoing, undo_segments
 
 if TYPE_CHECKING:
@@ -17,19 +18,6 @@ if TYPE_CHECKING:
     from tenure.traces.columns import Annotation, Indices, Stacks, State
 
 DEFAULT_POOL = (0, 0)
-
-
-@dataclass(frozen=True)
-class Note:
-    """Something that a recording lacks, or leaves open.
-
-    Attributes:
-        code: Stable name, such as `trace.late`.
-        text: One sentence for people.
-    """
-
-    code: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -98,23 +86,19 @@ def make_trace(
         The trace. Contradictions between events and end state become a note, not an error: the
         replay names the first event that shows them.
     """
-    pairing = pair(events.action, events.address, events.size, events.stream, events.stack, end)
-    undoing = undo_segments(events, end.segments, settings)
-    pool = _resolve_pools(events, undoing, pools)
-    events = replace(events, allocation=pairing.allocation, pool=pool)
+    recorded = complete_frees(events, end)
+    pairing = pair(recorded, end)
+    undoing = undo_segments(recorded, end.segments, settings)
+    pool = _resolve_pools(recorded, undoing, pools)
+    events = replace(recorded, allocation=pairing.allocation, pool=pool)
     start, lost = start_segments(undoing.spans, events, pairing.allocations, settings)
     found = list(notes)
     if start:
-        found.append(_late(events, start))
-    if len(pairing.contradictions) or undoing.contradictions or lost:
-        count = len(pairing.contradictions) + len(undoing.contradictions) + len(lost)
-        found.append(
-            Note(
-                "trace.contradiction",
-                f"{count} addresses do not fit between the events and the end state: events are "
-                "missing in the middle, or the recording was switched off and on",
-            )
-        )
+        found.append(note_late(events, start))
+        found += notes_ambiguous(recorded, start, pools, settings)
+    misfits = [*pairing.contradictions.tolist(), *undoing.contradictions, *lost]
+    if misfits:
+        found.append(note_contradictions(misfits))
     return Trace(
         device,
         events,
@@ -126,16 +110,6 @@ def make_trace(
         annotations,
         settings,
         tuple(found),
-    )
-
-
-def _late(events: Events, start: tuple[StartSegment, ...]) -> Note:
-    live = sum(not b.pending for s in start for b in s.blocks)
-    held = sum(b.size for s in start for b in s.blocks if not b.pending)
-    return Note(
-        "trace.late",
-        f"the recording begins late: {live:,} blocks ({held / 2**20:,.1f} MiB) were live before "
-        f"its first event; peaks are those of the {len(events):,} events recorded",
     )
 
 
