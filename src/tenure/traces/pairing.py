@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from tenure.traces.columns import Addresses, Codes, Events, Indices, Ints, State
+
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def pair(events: Events, end: State) -> Pairing:
     blocks = end.blocks
     number, before = _number(events.address, heads, born_there, blocks.address[untouched])
 
-    def scatter(values: NDArray[np.generic], rest: NDArray[np.generic]) -> NDArray[np.generic]:
+    def scatter(values: NDArray[Scalar], rest: NDArray[Scalar]) -> NDArray[Scalar]:
         result = np.empty(len(number), values.dtype)
         result[number] = np.concatenate([values, rest])
         return result
