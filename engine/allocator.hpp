@@ -138,6 +138,7 @@ class Allocator {
 
   private:
     friend void check(const Allocator& allocator);
+    friend class LateStart;  // bends what is only guessed of a state
 
     struct Request {
         Bytes requested;

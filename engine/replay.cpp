@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "engine/collected.hpp"
+#include "engine/late_start.hpp"
 #include "engine/recorded_device.hpp"
 
 namespace tenure {
@@ -40,6 +41,7 @@ class Replay {
           options_(options),
           device_(options.capacity, options.placement),
           allocator_(settings, device_),
+          late_start_(allocator_),
           calls_(calls) {
         if (options.compare) allocator_.log_to(&log_);
         end_ = trace.length();
@@ -57,6 +59,7 @@ class Replay {
     void failed(std::size_t i, const OutOfMemory& error, std::int64_t retries);
     void free(std::size_t& i);
     void complete(std::size_t i);
+    void missing(std::size_t i);
     void complete_run(std::size_t& i);
     void attempt(std::size_t i);
     Group gather(std::size_t begin) const;
@@ -86,6 +89,7 @@ class Replay {
     ReplayOptions options_;
     RecordedDevice device_;
     Allocator allocator_;
+    LateStart late_start_;
     const std::vector<Call>& calls_;
     int requests_since_call_ = 1 << 20;  // the last inferred empty_cache()
     std::size_t end_ = 0;                // events to replay
@@ -104,6 +108,7 @@ void Replay::restore() {
         for (Block* block : allocator_.restore(saved))
             live_[static_cast<std::size_t>(block->tag)] = block;
     }
+    if (options_.compare && late()) late_start_.begin(trace_.slack);
     allocator_.reset_peak();
     allocator_.reset_accumulated();
     note_start();
@@ -158,6 +163,7 @@ ReplayResult Replay::run() {
     result_.blocks = allocator_.blocks();
     result_.largest_served = result_.reserved.bytes;
     result_.smallest_refused = device_.smallest_refused();
+    result_.larger.assign(late_start_.larger().begin(), late_start_.larger().end());
     return std::move(result_);
 }
 
@@ -184,8 +190,10 @@ void Replay::watch(std::size_t i) {
 bool Replay::alloc(std::size_t i) {
     ++requests_since_call_;
     const auto number = static_cast<std::size_t>(trace_.allocation[i]);
-    const PoolId pool = trace_.pools[static_cast<std::size_t>(trace_.pool[i])];
+    const PoolId pool = request_pool(i);
     const std::int64_t retries = allocator_.statistics().num_alloc_retries;
+    if (options_.compare)
+        late_start_.fit(trace_.size[i], trace_.stream[i], pool, trace_.address[i]);
     try {
         Block* block = nullptr;
         if (i == 0 && late() && options_.compare)
@@ -235,6 +243,7 @@ void Replay::failed(std::size_t i, const OutOfMemory& error, std::int64_t retrie
 void Replay::attempt(std::size_t i) {
     const std::int64_t retries = allocator_.statistics().num_alloc_retries;
     const PoolId pool = request_pool(i);
+    if (options_.compare) late_start_.fit(trace_.size[i], trace_.stream[i], pool, 0);
     try {
         Block* block = allocator_.allocate(trace_.size[i], trace_.stream[i], pool);
         watch(i);
@@ -264,6 +273,10 @@ bool Replay::waits_for_failure(std::size_t i, const Block& block) const {
 
 void Replay::free(std::size_t& i) {
     Block* block = live_[static_cast<std::size_t>(trace_.allocation[i])];
+    if (!block || block->state != BlockState::live || block->tag != trace_.allocation[i]) {
+        missing(i);
+        block = nullptr;
+    }
     const bool at_once = completes_at_once(i) && !(block && waits_for_failure(i, *block));
     if (block && at_once) allocator_.free(block);
     if (block && !at_once) allocator_.free_pending(block);
@@ -275,12 +288,19 @@ void Replay::free(std::size_t& i) {
 
 void Replay::complete(std::size_t i) {
     Block*& block = live_[static_cast<std::size_t>(trace_.allocation[i])];
-    if (!block) return;
+    if (!block) return missing(i);
     if (block->state == BlockState::pending && block->tag == trace_.allocation[i])
         allocator_.complete(block);
     else if (block->state == BlockState::live && block->tag == trace_.allocation[i])
         allocator_.free(block);  // a completion whose request was not recorded
     block = nullptr;
+}
+
+// The record frees a block that it never had, or frees it twice.
+void Replay::missing(std::size_t i) {
+    if (!options_.compare) return;
+    ++result_.address_mismatches;
+    diverge(i, "the record frees a block that is not live");
 }
 
 // For a what-if: one run of completions, or those that a failing request waited for with it. Leaves

@@ -10,6 +10,7 @@
 
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/allocator.hpp"
@@ -31,6 +32,8 @@ struct TraceColumns {
     std::int64_t allocations = 0;                // numbers are below this
     std::vector<std::int64_t> known_calls;       // releases that an empty_cache() is known to cause
     Bytes recorded_peak = 0;                     // most bytes reserved in the recording
+    // Bytes by which blocks of the start may be larger, by allocation (see late_start.hpp).
+    std::vector<std::pair<std::int64_t, Bytes>> slack = {};
 
     std::size_t length() const { return action.size(); }
     Action action_at(std::size_t i) const { return static_cast<Action>(action[i]); }
@@ -88,6 +91,9 @@ struct ReplayResult {
     std::int64_t inferred_refusals = 0;  // the device said no without a known limit
     Bytes largest_served = 0;            // most bytes reserved; a limit was at least this
     Bytes smallest_refused = unlimited;  // least reserved + segment refused; a limit was below this
+    // Blocks of the start that the record shows to be larger, with the bytes to add: once they are
+    // added, another replay gives the counts that hold from the first event on.
+    std::vector<std::pair<std::int64_t, Bytes>> larger;
     Timeline timeline;
     std::vector<BlockView> blocks;  // state at the end of the replay
     double seconds = 0;

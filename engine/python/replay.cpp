@@ -152,6 +152,7 @@ nb::dict result_dict(ReplayResult&& result, const Settings& settings) {
     out["retries"] = to_array(std::move(result.retries));
     out["inferred_refusals"] = result.inferred_refusals;
     out["smallest_refused"] = result.smallest_refused;
+    out["larger"] = result.larger;
     nb::dict timeline;
     timeline["requested"] = to_array(std::move(result.timeline.requested));
     timeline["allocated"] = to_array(std::move(result.timeline.allocated));
@@ -171,7 +172,7 @@ nb::dict bound_replay(const Settings& settings, Column<std::uint8_t> action,
                       const std::vector<std::tuple<std::int64_t, PoolPair, bool>>& calls,
                       std::vector<std::int64_t> known_calls, Bytes recorded_peak, bool compare,
                       Bytes capacity, bool ascending, bool stop_at_oom, std::int64_t until,
-                      bool timeline) {
+                      bool timeline, std::vector<std::pair<std::int64_t, Bytes>> slack) {
     TraceColumns trace{span_of(action),
                        span_of(address),
                        span_of(size),
@@ -182,7 +183,8 @@ nb::dict bound_replay(const Settings& settings, Column<std::uint8_t> action,
                        {},
                        allocations,
                        {},
-                       0};
+                       0,
+                       std::move(slack)};
     for (const auto& [capture, user] : pools) trace.pools.push_back({capture, user});
     for (const SavedSegment& segment : start) trace.start.push_back(saved_segment(segment));
     trace.known_calls = std::move(known_calls);
@@ -215,6 +217,7 @@ void bind_replay(nb::module_& m) {
           nb::arg("known_calls"), nb::arg("recorded_peak"), nb::arg("compare"),
           nb::arg("capacity") = unlimited, nb::arg("ascending") = false,
           nb::arg("stop_at_oom") = false, nb::arg("until") = -1, nb::arg("timeline") = false,
+          nb::arg("slack") = std::vector<std::pair<std::int64_t, Bytes>>{},
           "Feed a trace to an allocator; see tenure.replays.");
 }
 

@@ -94,5 +94,6 @@ def replay(
     stop_at_oom: bool = False,
     until: int = -1,
     timeline: bool = False,
+    slack: Sequence[tuple[int, int]] = ...,
 ) -> dict[str, Any]: ...
 def read_snapshot(source: bytes | memoryview | _BinaryStream) -> dict[str, Any]: ...

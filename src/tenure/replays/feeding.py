@@ -47,6 +47,7 @@ def feed(
         known_calls=_known_calls(trace) if compare else [],
         recorded_peak=_recorded_peak(trace) if compare else 0,
         compare=compare,
+        slack=[(b.allocation, b.slack) for s in trace.start for b in s.blocks if b.slack],
         **options,
     )
 

@@ -24,6 +24,8 @@ from tenure.units import parse_size
 if TYPE_CHECKING:
     from tenure.traces import Trace
 
+MOST_CORRECTIONS = 4  # of a late start; one is nearly always enough
+
 
 def replay(
     trace: Trace,
@@ -63,7 +65,7 @@ def replay(
         limited = _run(trace, settings, compare=True, timeline=timeline)
         if limited.exact and limited.limit_range is None:
             return limited
-    return what_if(trace, settings, calls=list(recorded.calls), timeline=timeline)
+    return what_if(recorded.trace, settings, calls=list(recorded.calls), timeline=timeline)
 
 
 def asked_settings(
@@ -145,7 +147,10 @@ def _run(
     calls: list[Call] | None = None,
     timeline: bool = False,
 ) -> Replay:
-    plain = feed(trace, settings, calls=calls or [], compare=compare, timeline=timeline)
+    if compare:
+        trace, plain = _compared(trace, settings, timeline=timeline)
+    else:
+        plain = feed(trace, settings, calls=calls or [], compare=False, timeline=timeline)
     peak = byte_counts(plain["peaks"], "bytes")
     blocks = Layout(**plain["blocks"])
     statistics = plain["statistics"]
@@ -172,6 +177,23 @@ def _run(
         timeline=Timeline(**plain["timeline"]) if timeline else None,
         seconds=plain["seconds"],
     )
+
+
+def _compared(
+    trace: Trace, settings: AllocatorSettings, *, timeline: bool
+) -> tuple[Trace, dict[str, Any]]:
+    """A compared replay, from a start corrected by what the record shows on the way.
+
+    Blocks of a late recording's start may turn out to be larger than they had to be; then they
+    were so from the beginning, and the replay is made once more.
+    """
+    plain = feed(trace, settings, calls=[], compare=True, timeline=timeline)
+    for _ in range(MOST_CORRECTIONS):
+        if not plain["larger"]:
+            break
+        trace = trace.with_larger_blocks(dict(plain["larger"]))
+        plain = feed(trace, settings, calls=[], compare=True, timeline=timeline)
+    return trace, plain
 
 
 def _limit_range(plain: dict[str, Any], peak: ByteCounts) -> tuple[int, int] | None:

@@ -9,7 +9,7 @@ always merges.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -145,3 +145,18 @@ def _blocks(
         pending = bool(allocations.pending_before[number])
         blocks.append(StartBlock(at, extent.size, requested, pending, number, extent.slack))
     return blocks
+
+
+def enlarge(start: tuple[StartSegment, ...], larger: dict[int, int]) -> tuple[StartSegment, ...]:
+    """The start with some blocks larger; keys are allocations, values the bytes to add."""
+    return tuple(
+        replace(segment, blocks=tuple(_enlarged(b, larger) for b in segment.blocks))
+        if any(b.allocation in larger for b in segment.blocks)
+        else segment
+        for segment in start
+    )
+
+
+def _enlarged(block: StartBlock, larger: dict[int, int]) -> StartBlock:
+    more = larger.get(block.allocation, 0)
+    return replace(block, size=block.size + more, slack=block.slack - more) if more else block

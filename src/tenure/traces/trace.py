@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tenure.traces.beginning import StartSegment, start_segments
+from tenure.traces.beginning import StartSegment, enlarge, start_segments
 from tenure.traces.columns import Action, BlockState, Events
 from tenure.traces.notes import Note, note_contradictions, note_late, notes_ambiguous
 from tenure.traces.pairing import Allocations, complete_frees, pair
@@ -57,6 +57,10 @@ class Trace:
     def has_stacks(self) -> bool:
         """Whether any allocation says which line made it."""
         return bool((self.allocations.stack >= 0).any())
+
+    def with_larger_blocks(self, larger: dict[int, int]) -> Trace:
+        """The trace with blocks of its start larger by some bytes, keyed by allocation."""
+        return replace(self, start=enlarge(self.start, larger))
 
 
 def make_trace(
