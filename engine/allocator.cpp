@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "engine/elastic_rules.hpp"
+
 namespace tenure {
 
 using namespace torch_rules;
@@ -10,13 +12,19 @@ using namespace torch_rules;
 Allocator::Allocator(const Settings& settings, Device& device)
     : settings_(settings),
       device_(device),
-      tie_rule_(tenure::torch_rules::tie_rule(settings.torch_version)) {
+      tie_rule_(tenure::torch_rules::tie_rule(settings.torch_version)),
+      elastic_(device, settings.call_costs) {
     default_pool_ = &pool_at(PoolId{});
+    if (!is_elastic()) return;
+    elastic_rules::require_valid(settings);
+    settings_ = elastic_rules::effective(settings);
+    tie_rule_ = TieRule::address;
 }
 
 Allocator::~Allocator() {
     for (auto& [stream, queue] : events_)
         for (const PendingEvent& pending : queue) device_.release_event(pending.event);
+    release_all_chunks();
     for (auto& segment : segments_) {
         if (!segment->is_arena()) {
             device_.destroy_segment(segment->address, segment->size);
@@ -49,16 +57,20 @@ Allocator::Request Allocator::plan(Bytes requested, Stream stream, PoolId pool) 
     if (requested >= refuse_at)
         throw OutOfMemory("Tried to allocate more than 1EB memory.", requested, requested, stream);
     const Bytes rounded = round_size(settings_, requested);
-    PoolHalf& half = pool_at(pool).half(is_small(rounded));
-    return {requested, rounded, segment_size(settings_, rounded), &half.home(stream),
+    Home& home = pool_at(pool).half(is_small(rounded)).home(stream);
+    if (is_elastic() && !home.clock) {
+        home.clock = &elastic_.clocks[stream];
+        home.clock->stream = stream;
+    }
+    return {requested, rounded, segment_size(settings_, rounded), &home,
             settings_.expandable_segments};
 }
 
 Block* Allocator::allocate(Bytes requested, Stream stream, PoolId pool) {
     Request request = plan(requested, stream, pool);
     if (captures_ == 0) poll_events();
-    Block* block = take_free(request);
-    if (!block) block = search_harder(request);
+    Block* block = is_elastic() ? allocate_elastic(request) : take_free(request);
+    if (!block && !is_elastic()) block = search_harder(request);
     if (!block) fail(request);
     return hand_out(block, request);
 }
@@ -115,7 +127,7 @@ Block* Allocator::borrow(Request& request) {
         if (!pool->use_on_oom) continue;
         Request there = request;
         there.home = &pool->half(request.half().small).home(request.home->stream);
-        there.expandable = false;
+        there.expandable = is_elastic();
         if (Block* block = take_free(there)) {
             request = there;
             return block;
@@ -288,6 +300,7 @@ void Allocator::count_reserved(Home& home, Bytes change) {
 }
 
 void Allocator::reset_peak() {
+    elastic_.live_peak = std::max(elastic_.live_peak, statistics_.active_bytes.all.peak);
     statistics_.reset_peak();
     for (auto& [id, pool] : pools_) pool->reserved_bytes.reset_peak();
 }

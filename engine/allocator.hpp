@@ -1,5 +1,8 @@
 // The one public class: requests in, blocks out, by PyTorch's rules (torch_rules.hpp).
 //
+// Under elastic rules (elastic_rules.hpp) a request that no mapped block serves goes to
+// elastic.cpp.
+//
 // One allocator manages one device. It is not thread safe; front ends lock around it.
 // A request takes these steps, each a function below: notice done events, search the free list,
 // collect garbage, ask the device, borrow from a use-on-OOM pool, return oversize blocks, return
@@ -12,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "engine/chunks.hpp"
 #include "engine/errors.hpp"
 #include "engine/pool.hpp"
 #include "engine/settings.hpp"
@@ -74,6 +78,15 @@ class Allocator {
     void set_use_on_oom(PoolId pool, bool on) { pool_at(pool).use_on_oom = on; }
     void begin_capture() { ++captures_; }
     void end_capture();
+
+    // Elastic rules. Chunks in a pinned range stay: somebody outside knows them by address. Pins
+    // may overlap, and each is undone by itself.
+    void pin(Address address, Bytes size);
+    void unpin(Address address, Bytes size);
+    // Called, at most once a request, before it fails: frees what unreachable objects hold, by
+    // calls of free(), and says whether there was anything.
+    void on_last_resort(std::function<bool()> collect) { elastic_.collect = std::move(collect); }
+    const ElasticStatistics& elastic_statistics() const { return elastic_.chunks.meter.counts; }
 
     // Places a segment as some earlier run left it: its live and pending blocks, ascending; the
     // gaps are cached (or unmapped, where `mapped` says so). Throws BadInput if they do not fit.
@@ -151,6 +164,45 @@ class Allocator {
     struct PendingEvent {
         EventHandle event;
         Block* block;
+        std::uint64_t order;  // among all streams
+    };
+
+    // A position in an arena for a request that no mapped block serves.
+    struct Window {
+        Segment* arena = nullptr;
+        Address begin = 0;
+        Bytes size = 0;
+        Bytes missing = 0;  // to be mapped
+        Bytes touched = 0;  // whole free pages that it takes, mapped or not
+        Bytes range = 0;    // size of the free range around it
+        Address end() const { return begin + static_cast<Address>(size); }
+    };
+    struct FreeRun {
+        Segment* arena;
+        Address begin;
+        Address end;
+        bool mapped;
+        Bytes size() const { return static_cast<Bytes>(end - begin); }
+    };
+    // A chunk that lies wholly in free space.
+    struct Victim {
+        ChunkIndex chunk;
+        Home* home;
+        std::uint64_t stamp;
+        Bytes size;
+        Bytes hole;      // size of the cached block around it
+        Bytes distance;  // from the window; in other arenas more than any
+    };
+    enum class Price { move, release, alias, alias_part, wait, never };
+    // What one window is filled from.
+    struct Supply {
+        Home* home;
+        Window window;
+        Bytes limit;  // on reserved; tightened where the device refuses
+        Bytes soft_limit;
+        bool may_wait;  // on the host
+        bool gathered;  // whether `victims` was filled
+        std::vector<Victim> victims;
     };
 
     // allocator.cpp: the common path
@@ -209,6 +261,62 @@ class Allocator {
     void unmap_chunks(Segment& arena, Address address, Bytes size);
     void unmap(Block* block);
 
+    // elastic.cpp: where a request goes
+    bool is_elastic() const { return settings_.rules == Rules::elastic; }
+    Block* allocate_elastic(Request& request);
+    Block* grow_elastic(Request& request);
+    Block* take_mapped(const Request& request);
+    Block* map_window(const Request& request, bool may_wait);
+    bool find_windows(const Request& request, Window& fewest_missing, Window& fewest_touched) const;
+    bool add_arena(const Request& request);
+    Block* fill(const Request& request, const Window& window, bool may_wait);
+    std::vector<FreeRun> free_runs(const Home& home) const;
+    std::vector<FreeRun> missing_runs(const Request& request, const Window& window,
+                                      const Supply& supply) const;
+    Block* cut_out(const Window& window);
+    Block* cached_at(const Home& home, Address address) const;
+    Block* unmapped_at(const Home& home, Address address) const;
+    Block* remap(Block* block, Address begin, Bytes size, BlockState state, std::uint64_t stamp);
+
+    // moves.cpp: where its memory comes from
+    Bytes limit_in_force() const;
+    Bytes soft_target(Bytes rounded) const;
+    bool may_create(const Supply& supply, Bytes size) const;
+    bool is_pinned(const Chunk& chunk) const;
+    Supply supply_for(const Request& request, const Window& window, bool may_wait);
+    void gather_victims(Supply& supply) const;
+    void gather_victims(Home& home, const Window& window, std::vector<Victim>& victims) const;
+    bool is_releasable(const Victim& victim) const;
+    Price price(const Supply& supply, const Victim& victim, Bytes size) const;
+    bool suffices(const Supply& supply, Bytes missing) const;
+    std::size_t best_victim(const Supply& supply, Bytes size) const;
+    Bytes supply_chunk(Supply& supply, Address address, Bytes size);
+    ChunkIndex create(Supply& supply, Bytes size);
+    Bytes place_new(ChunkIndex chunk, Home& home, Address address);
+    Bytes place_idle(ChunkIndex chunk, Home& home, Address address);
+    bool place(ChunkIndex chunk, Home& home, Address address, std::uint64_t stamp);
+    void settle_in(ChunkIndex index, Block* block, std::uint64_t stamp);
+    void let_go(Home& home, Address address, Bytes size);
+    Bytes take(const Victim& victim, Price cost, Home& home, Address address);
+    bool alias(const Victim& victim, Home& home, Address address);
+
+    // waits.cpp: when work on free memory is over; giving memory back
+    void note_free(StreamClock& clock, Block* block);
+    const StreamClock::Mark* mark(StreamClock& clock, std::uint64_t stamp);
+    void finish_marks(StreamClock& clock, std::uint64_t stamp);
+    void wait_until(StreamClock& clock, std::uint64_t stamp);
+    void begin_slow_path(const Request& request);
+    void drain_old_mappings();
+    void wait_for(const Victim& victim);
+    bool wait_for_old_mappings();
+    bool wait_for_oldest_pending();
+    void count_idle(Bytes change);
+    void destroy(ChunkIndex chunk);
+    void release_idle(ChunkIndex chunk);
+    void release_elastic(PoolHalf& half);
+    void drop_empty_arenas(const PoolHalf& half);
+    void release_all_chunks();
+
     Settings settings_;
     Device& device_;
     Statistics statistics_;
@@ -217,6 +325,7 @@ class Allocator {
     int captures_ = 0;
     bool collection_paused_ = false;
     mutable std::uint64_t next_order_ = 1;
+    std::uint64_t next_event_ = 0;
 
     std::map<PoolId, std::unique_ptr<Pool>> pools_;
     Pool* default_pool_;
@@ -225,6 +334,7 @@ class Allocator {
     std::vector<Block*> held_;      // pending by the record's word, see free_pending
     std::vector<Block*> deferred_;  // freed during a capture while other streams used them
     std::vector<SegmentEvent>* log_ = nullptr;
+    ElasticState elastic_;
 
     std::vector<std::unique_ptr<Block[]>> slabs_;
     Block* spare_blocks_ = nullptr;  // chained by `next`

@@ -36,6 +36,7 @@ struct Block {
     BlockState state = BlockState::cached;
     int waiting_events = 0;          // events that a pending block still waits for
     std::int64_t searches_seen = 0;  // pool searches so far when it became cached (its age base)
+    std::uint64_t stamp = 0;         // elastic rules: of the newest free in it, see StreamClock
     std::int64_t tag = -1;           // the caller's name for the allocation; replay: its number
     std::vector<Stream> uses;  // streams named by record_stream since the block was handed out
 

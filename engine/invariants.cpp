@@ -10,7 +10,7 @@ namespace {
 
 // What one walk over all segments adds up to, to be compared with counters and lists.
 struct Sums {
-    Bytes mapped = 0;
+    Bytes mapped = 0;  // and idle
     Bytes live = 0;
     Bytes active = 0;
     Bytes requested = 0;
@@ -74,6 +74,73 @@ void check_chunks(const Segment& segment) {
     }
 }
 
+bool is_old(ChunkIndex page) { return (page & old_mapping) != 0; }
+
+void check_pages(const Segment& arena, const ChunkTable& chunks) {
+    const auto pages = [&](std::size_t i) { return i < arena.pages.size() ? arena.pages[i] : 0; };
+    for (const Block* block = arena.first; block; block = block->next) {
+        const auto begin = static_cast<Bytes>(block->address - arena.address);
+        const Bytes end = begin + block->size;
+        for (Bytes i = begin / arena.granule; i * arena.granule < end; ++i) {
+            const auto slot = static_cast<std::size_t>(i);
+            if (!block->is_mapped() && slot >= arena.pages.size()) break;
+            const ChunkIndex page = pages(slot);
+            if (!block->is_mapped()) {
+                require(page == 0 || is_old(page), "no chunk is mapped under an unmapped range",
+                        block);
+                continue;
+            }
+            require(page != 0 && !is_old(page), "every page of a mapped block has its chunk",
+                    block);
+            const Chunk& chunk = chunks[page];
+            const Address address = arena.address + static_cast<Address>(i * arena.granule);
+            require(chunk.arena == &arena && chunk.address <= address &&
+                        address < chunk.address + static_cast<Address>(chunk.size),
+                    "a chunk is where the page table says", block);
+        }
+    }
+}
+
+// Each page in the table belongs to exactly one mapping, current or old.
+Bytes check_chunk_table(const ElasticState& state, const std::vector<const Segment*>& arenas) {
+    const ChunkTable& chunks = state.chunks;
+    std::unordered_map<ChunkIndex, Bytes> mapped, old;  // bytes by page table
+    for (const Segment* arena : arenas)
+        for (const ChunkIndex page : arena->pages)
+            if (page != 0) (is_old(page) ? old : mapped)[page & ~old_mapping] += arena->granule;
+    std::unordered_map<ChunkIndex, Bytes> waiting;
+    std::unordered_map<ChunkIndex, int> times;
+    for (const OldMapping& mapping : state.old_mappings) {
+        waiting[mapping.chunk] += mapping.size;
+        ++times[mapping.chunk];
+        require(mapping.clock->is_marked(mapping.stamp), "an old mapping waits for an event");
+    }
+    require(old == waiting, "every old mapping is on the list, once");
+    std::size_t idle = 0;
+    Bytes idle_bytes = 0;
+    for (ChunkIndex i = 1; i < chunks.all().size(); ++i) {
+        const Chunk& chunk = chunks[i];
+        if (chunk.handle == 0) continue;
+        require(mapped[i] == (chunk.arena ? chunk.size : 0),
+                "a chunk is mapped whole, at one place");
+        require(chunk.old_mappings == times[i], "a chunk counts its old mappings");
+        if (chunk.arena) continue;
+        ++idle;
+        idle_bytes += chunk.size;
+    }
+    require(idle == chunks.idle().size(), "a chunk without a place is idle");
+    return idle_bytes;
+}
+
+void check_clock(const StreamClock& clock) {
+    std::uint64_t last = clock.done;
+    for (const StreamClock::Mark& mark : clock.marks) {
+        require(mark.stamp > last && mark.stamp <= clock.frees, "marks ascend from what is done");
+        last = mark.stamp;
+    }
+    require(clock.done <= clock.frees, "only what was freed is done");
+}
+
 void add(Sums& sums, const Block& block, const Segment& segment) {
     if (!block.is_mapped()) {
         ++sums.unmapped_blocks;
@@ -102,6 +169,7 @@ void check_home(const Home& home, Sums& listed) {
     for (Block* block = home.free.first(); block; block = home.free.after(block)) {
         require(block->state == BlockState::cached, "free lists hold cached blocks", block);
         require(block->segment->home == &home, "a block is listed at its home", block);
+        require(!home.clock || block->stamp <= home.clock->frees, "stamps are of the past", block);
         require(!last || last->size <= block->size, "free lists are ordered by size", block);
         last = block;
         ++listed.cached_blocks;
@@ -139,6 +207,7 @@ void check(const Allocator& allocator) {
     for (const Block* block : allocator.held_) ++waits.events[block];
     for (const Block* block : allocator.deferred_) waits.deferred.insert(block);
     Sums sums;
+    std::vector<const Segment*> arenas;  // under elastic rules
     for (std::size_t i = 0; i < allocator.segments().size(); ++i) {
         const Segment& segment = *allocator.segments()[i];
         require(segment.index == i, "a segment knows its place");
@@ -155,8 +224,15 @@ void check(const Allocator& allocator) {
         }
         require(last->end() == segment.address + static_cast<Address>(segment.size),
                 "blocks fill their segment", last);
-        check_chunks(segment);
+        if (allocator.is_elastic()) {
+            check_pages(segment, allocator.elastic_.chunks);
+            arenas.push_back(&segment);
+        } else {
+            check_chunks(segment);
+        }
     }
+    sums.mapped += check_chunk_table(allocator.elastic_, arenas);
+    for (auto& [stream, clock] : allocator.elastic_.clocks) check_clock(clock);
     Sums listed;
     for (auto& [id, pool] : allocator.pools())
         for (const PoolHalf* half : {&pool->small, &pool->large})

@@ -15,6 +15,7 @@ namespace tenure {
 
 struct Pool;
 struct PoolHalf;
+struct StreamClock;
 
 struct LowerAddress {
     bool operator()(const Block* a, const Block* b) const { return a->address < b->address; }
@@ -25,6 +26,7 @@ struct LowerAddress {
 struct Home {
     PoolHalf* half = nullptr;
     Stream stream = 0;
+    StreamClock* clock = nullptr;  // elastic rules only
     FreeList free;
     std::set<Block*, LowerAddress> unmapped;
 };

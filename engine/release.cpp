@@ -115,6 +115,7 @@ void Allocator::release_pool(PoolId id) {
 }
 
 void Allocator::release_half(PoolHalf& half) {
+    if (is_elastic()) return release_elastic(half);
     std::vector<Block*> in_arenas;  // unmapping changes the free lists: gather first
     for (auto& home : half.homes)
         for (Block *block = home->free.first(), *next; block; block = next) {

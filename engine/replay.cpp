@@ -47,6 +47,7 @@ class Replay {
         end_ = trace.length();
         if (options.until >= 0) end_ = std::min(end_, static_cast<std::size_t>(options.until));
         live_.resize(static_cast<std::size_t>(trace.allocations));
+        if (settings.rules == Rules::elastic) device_.finish_at_once();
         restore();
     }
 
@@ -54,6 +55,7 @@ class Replay {
 
   private:
     void restore();
+    void lay_out_anew();
     void note_start();
     bool alloc(std::size_t i);
     void failed(std::size_t i, const OutOfMemory& error, std::int64_t retries);
@@ -102,7 +104,9 @@ class Replay {
 };
 
 void Replay::restore() {
+    if (allocator_.settings().rules == Rules::elastic) lay_out_anew();
     for (const auto& saved : trace_.start) {
+        if (allocator_.settings().rules == Rules::elastic) break;
         if (!saved.arena && !device_.take(saved.range.size))
             throw BadInput("the state before the first event does not fit the capacity");
         for (Block* block : allocator_.restore(saved))
@@ -112,6 +116,22 @@ void Replay::restore() {
     allocator_.reset_peak();
     allocator_.reset_accumulated();
     note_start();
+}
+
+// The state before the first event under other rules than the recording's: the same blocks, each
+// where these rules put it. As when a recorded state is restored, no limit holds yet.
+void Replay::lay_out_anew() {
+    const Bytes limit = allocator_.settings().limit;
+    allocator_.set_limit(unlimited);
+    for (const auto& saved : trace_.start)
+        for (const auto& block : saved.blocks) {
+            Block* placed =
+                allocator_.allocate(std::max<Bytes>(block.requested, 1), saved.stream, saved.pool);
+            placed->tag = block.tag;
+            live_[static_cast<std::size_t>(block.tag)] = placed;
+            if (block.pending) allocator_.free_pending(placed);
+        }
+    allocator_.set_limit(limit);
 }
 
 void Replay::note_start() {
@@ -160,6 +180,7 @@ ReplayResult Replay::run() {
     result_.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     result_.statistics = allocator_.statistics();
+    result_.elastic = allocator_.elastic_statistics();
     result_.blocks = allocator_.blocks();
     result_.largest_served = result_.reserved.bytes;
     result_.smallest_refused = device_.smallest_refused();

@@ -85,6 +85,7 @@ struct ReplayResult {
     Divergence first_divergence;
     Peak requested, allocated, active, reserved;
     Statistics statistics;
+    ElasticStatistics elastic;  // all zero under torch rules
     FailedRequest first_oom;
     std::vector<Call> calls;
     std::vector<std::int64_t> retries;   // events whose request gave everything cached back

@@ -17,9 +17,10 @@ struct Segment {
     Bytes size = 0;  // of a cudaMalloc; or reserved addresses of an arena
     Home* home = nullptr;
     Block* first = nullptr;
-    std::size_t index = 0;            // position in the allocator's list of segments
-    Bytes granule = 0;                // bytes of one chunk; 0 for a cudaMalloc
-    std::vector<ChunkHandle> chunks;  // by granule; 0 where nothing is mapped
+    std::size_t index = 0;             // position in the allocator's list of segments
+    Bytes granule = 0;                 // bytes of one chunk; 0 for a cudaMalloc
+    std::vector<ChunkHandle> chunks;   // by granule; 0 where nothing is mapped
+    std::vector<std::uint32_t> pages;  // elastic rules, instead: see chunks.hpp
 
     bool is_arena() const { return granule != 0; }
 };

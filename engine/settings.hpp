@@ -13,7 +13,22 @@ struct TorchVersion {
     auto operator<=>(const TorchVersion&) const = default;
 };
 
+// Which rule set decides where a request goes.
+enum class Rules { torch, elastic };
+
+// Prices of driver calls in microseconds, by chunk; measured on one H200 (docs/elastic.md).
+struct CallCosts {
+    double create = 14;
+    double map = 1;
+    double access = 30;
+    double unmap = 20;
+    double release = 15;
+    double release_per_mib = 0.6;
+    double event = 0.2;
+};
+
 struct Settings {
+    Rules rules = Rules::torch;
     TorchVersion torch_version;
     bool expandable_segments = false;
     Bytes max_split_size = unlimited;
@@ -24,6 +39,12 @@ struct Settings {
     double garbage_collection_threshold = 0.0;  // of the limit; 0 is off
     Bytes limit = unlimited;                    // set_per_process_memory_fraction, in bytes
     Bytes device_memory = 150'109'880'320;      // sizes an arena's reservation: 9/8 of it
+
+    // Elastic rules only; they heed none of the above but the limit and the device's memory.
+    int chunk_divisor = 2000;  // a chunk is this part of the limit, from 2 to 64 MiB
+    Bytes chunk_size = 0;      // or exactly this; 0: from the divisor
+    double soft_limit = 0.0;   // move, rather than create, above this multiple of the live peak
+    CallCosts call_costs;
 };
 
 }  // namespace tenure

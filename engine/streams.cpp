@@ -44,7 +44,7 @@ void Allocator::record_events(Block* block) {
             device_.synchronize(stream);
             continue;
         }
-        events_[stream].push_back({event, block});
+        events_[stream].push_back({event, block, ++next_event_});
         ++block->waiting_events;
     }
     block->uses.clear();
@@ -125,6 +125,7 @@ void Allocator::make_cached(Block* block) {
         }
     }
     block->searches_seen = home.half->searches;
+    if (home.clock) note_free(*home.clock, block);
     home.free.insert(block);
     if (block->is_split()) {
         ++split_blocks;
@@ -160,6 +161,7 @@ Bytes Allocator::merge(Block* block, Block* neighbour) {
     }
     const Bytes gained = neighbour->size;
     block->size += gained;
+    block->stamp = std::max(block->stamp, neighbour->stamp);
     delete_block(neighbour);
     return gained;
 }

@@ -41,6 +41,11 @@ class Device {
     virtual void wait(EventHandle event) = 0;
     virtual void release_event(EventHandle event) = 0;
     virtual void synchronize(Stream stream) = 0;
+    // post: work queued on the stream from now on begins after the event; or false, and the host
+    // waits instead.
+    virtual bool make_stream_wait(Stream stream, EventHandle event) = 0;
+    // Whether a chunk may be mapped at a second address while work through the first still runs.
+    virtual bool can_alias() const { return true; }
 
     // Bytes of memory in all; used for messages only.
     virtual Bytes total_memory() const = 0;

@@ -106,7 +106,29 @@ void bind_settings(nb::module_& m) {
         .def_rw("roundup_power2_divisions", &Settings::roundup_power2_divisions)
         .def_rw("garbage_collection_threshold", &Settings::garbage_collection_threshold)
         .def_rw("limit", &Settings::limit)
-        .def_rw("device_memory", &Settings::device_memory);
+        .def_rw("device_memory", &Settings::device_memory)
+        .def_prop_rw(
+            "rules",
+            [](const Settings& s) { return s.rules == Rules::elastic ? "elastic" : "torch"; },
+            [](Settings& s, const std::string& rules) {
+                if (rules != "torch" && rules != "elastic")
+                    throw UsageError("rules are 'torch' or 'elastic', not '" + rules + "'");
+                s.rules = rules == "elastic" ? Rules::elastic : Rules::torch;
+            })
+        .def_rw("chunk_divisor", &Settings::chunk_divisor)
+        .def_rw("chunk_size", &Settings::chunk_size)
+        .def_rw("soft_limit", &Settings::soft_limit)
+        .def_prop_rw(
+            "call_costs",
+            [](const Settings& s) {
+                const CallCosts& c = s.call_costs;
+                return std::array{c.create,          c.map,  c.access, c.unmap, c.release,
+                                  c.release_per_mib, c.event};
+            },
+            [](Settings& s, const std::array<double, 7>& c) {
+                s.call_costs = {c[0], c[1], c[2], c[3], c[4], c[5], c[6]};
+            },
+            "Microseconds: create, map, access, unmap, release, release a MiB, event.");
 }
 
 void bind_rules(nb::module_& m) {
@@ -163,6 +185,24 @@ nb::dict statistics_dict(const Statistics& s, const Settings& settings) {
     return out;
 }
 
+nb::dict elastic_dict(const ElasticStatistics& s) {
+    nb::dict out;
+    out["requests_grown"] = s.requests_grown;
+    out["creates"] = s.creates;
+    out["maps"] = s.maps;
+    out["unmaps"] = s.unmaps;
+    out["releases"] = s.releases;
+    out["moves"] = s.moves;
+    out["aliased"] = s.aliased;
+    out["other_stream"] = s.other_stream;
+    out["stream_waits"] = s.stream_waits;
+    out["host_waits"] = s.host_waits;
+    out["events"] = s.events;
+    out["growth_seconds"] = s.growth_us * 1e-6;
+    out["stall_seconds"] = s.stall_us * 1e-6;
+    return out;
+}
+
 namespace {
 
 // torch 2.13 added reserved bytes of each private pool.
@@ -207,7 +247,11 @@ void bind_allocator(nb::module_& m) {
         .def("set_limit", [](Self& self, Bytes limit) { self.allocator.set_limit(limit); })
         .def("begin_capture", [](Self& self) { self.allocator.begin_capture(); })
         .def("end_capture", [](Self& self) { self.allocator.end_capture(); })
+        .def("pin", [](Self& self, Address a, Bytes n) { self.allocator.pin(a, n); })
+        .def("unpin", [](Self& self, Address a, Bytes n) { self.allocator.unpin(a, n); })
         .def("statistics", [](Self& self) { return allocator_statistics(self.allocator); })
+        .def("elastic_statistics",
+             [](Self& self) { return elastic_dict(self.allocator.elastic_statistics()); })
         .def("reset_peak", [](Self& self) { self.allocator.reset_peak(); })
         .def("reset_accumulated", [](Self& self) { self.allocator.reset_accumulated(); })
         .def("segment_events", &take_log, "(action, address, bytes) since the last call.")

@@ -7,9 +7,13 @@ namespace tenure {
 
 struct Settings;
 struct Statistics;
+struct ElasticStatistics;
 
 // Flat, with the keys of torch.cuda.memory_stats().
 nanobind::dict statistics_dict(const Statistics& statistics, const Settings& settings);
+
+// What elastic rules did to the device; all zero under torch rules.
+nanobind::dict elastic_dict(const ElasticStatistics& statistics);
 
 // Native errors as the classes of tenure.errors, fields and text kept.
 void bind_errors(nanobind::module_& m);

@@ -147,6 +147,9 @@ nb::dict result_dict(ReplayResult&& result, const Settings& settings) {
     peaks["reserved"] = peak_dict(result.reserved);
     out["peaks"] = peaks;
     out["statistics"] = statistics_dict(result.statistics, settings);
+    out["elastic"] = elastic_dict(result.elastic);
+    out["chunk_moves"] = result.elastic.moves;
+    out["stall_seconds"] = result.elastic.stall_us * 1e-6;
     out["first_oom"] = oom_dict(result.first_oom);
     out["calls"] = calls_list(result.calls);
     out["retries"] = to_array(std::move(result.retries));

@@ -104,6 +104,10 @@ class WatchedDevice final : public Device {
         events_.erase(event);
     }
     void synchronize(Stream stream) override { device_.synchronize(stream); }
+    bool make_stream_wait(Stream stream, EventHandle event) override {
+        return !fails() && device_.make_stream_wait(stream, known(event));
+    }
+    bool can_alias() const override { return device_.can_alias(); }
     Bytes total_memory() const override { return device_.total_memory(); }
 
   private:

@@ -36,6 +36,12 @@ class AllocatorSettings:
         garbage_collection_threshold: Fraction of the limit from which on old blocks go; 0 is off.
         limit: Bytes that may be reserved (the memory fraction); -1 is no limit.
         device_memory: Bytes of the device; sizes the range that an expandable segment reserves.
+        rules: "torch", PyTorch's own; or "elastic", which heed of the above only the limit and the
+            device's memory (docs/elastic.md).
+        chunk_divisor: Elastic: a chunk is this part of the limit, from 2 to 64 MiB.
+        chunk_size: Elastic: bytes of a chunk, a multiple of 2 MiB; 0 takes it from the divisor.
+        soft_limit: Elastic: chunks move, and none are made, above this multiple of the live peak
+            so far; 0 is off.
         conf: The configuration string as it was given.
         ignored: "key:value" of what was accepted but changes nothing here.
     """
@@ -49,6 +55,10 @@ class AllocatorSettings:
     garbage_collection_threshold: float = 0.0
     limit: int = -1
     device_memory: int = 150_109_880_320
+    rules: str = "torch"
+    chunk_divisor: int = 2000
+    chunk_size: int = 0
+    soft_limit: float = 0.0
     conf: str = field(default="", compare=False)
     ignored: tuple[str, ...] = ()
 
@@ -65,6 +75,10 @@ def engine_settings(settings: AllocatorSettings) -> _engine.Settings:
         "garbage_collection_threshold",
         "limit",
         "device_memory",
+        "rules",
+        "chunk_divisor",
+        "chunk_size",
+        "soft_limit",
     ):
         setattr(native, name, getattr(settings, name))
     native.roundup_power2_divisions = list(settings.roundup_power2_divisions)

@@ -42,6 +42,7 @@ def replay(
     torch_version: tuple[int, int] | None = None,
     timeline: bool = False,
 ) -> Replay:
+    rules: str = "torch",
     """Puts a recorded trace through the allocator, as it was or under other settings.
 
     Args:
@@ -52,13 +53,19 @@ def replay(
         torch_version: Whose rules hold.
         timeline: Keep the four byte counts after every event.
 
+        rules: "torch", or "elastic": ours, which take no `conf`.
     Raises:
         BadInputError: The file is no snapshot, or holds no events.
         UsageError: An unknown setting or size.
     """
     trace = _trace(source, torch_version)
     return replays.replay(
-        trace, conf=conf, capacity=capacity, torch_version=torch_version, timeline=timeline
+        trace,
+        conf=conf,
+        capacity=capacity,
+        torch_version=torch_version,
+        rules=rules,
+        timeline=timeline,
     )
 
 

@@ -24,7 +24,7 @@ from tenure.cli.options import (
 @click.option(
     "--capacity", metavar="SIZE", callback=as_size, help="Limit on reserved memory, such as 14GiB."
 )
-@click.option("--rules", type=click.Choice(["torch"]), default="torch", show_default=True)
+@click.option("--rules", type=click.Choice(["torch", "elastic"]), default="torch", show_default=True)
 @file_options
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Replay PyTorch memory snapshots through the allocator.
@@ -61,6 +61,7 @@ def _replay(file: str, options: dict[str, Any]) -> tuple[Any, float]:
         conf=options["conf"],
         capacity=options["capacity"],
         torch_version=options["torch_version"],
+        rules=options["rules"],
     )
     progress_done()
     return result, seconds

@@ -33,18 +33,21 @@ def replay(
     conf: str | None = None,
     capacity: int | str | None = None,
     torch_version: tuple[int, int] | None = None,
+    rules: str = "torch",
     timeline: bool = False,
 ) -> Replay:
     """Puts a recorded trace through the engine.
 
     Without `conf`, or with the recorded one, every address, every segment event and the end state
-    are compared with the record. Under other settings the result is what would have happened.
+    are compared with the record. Under other settings or rules the result is what would have
+    happened.
 
     Args:
         trace: What to replay.
         conf: Allocator settings as in PYTORCH_CUDA_ALLOC_CONF; default: the recorded ones.
         capacity: Limit on reserved bytes (the memory fraction): bytes, or "14GiB".
         torch_version: Whose rules hold, such as (2, 13); default: what the file shows.
+        rules: "torch", or "elastic": ours, which take no `conf` (docs/elastic.md).
         timeline: Keep the four byte counts after every event.
 
     Raises:
@@ -56,7 +59,7 @@ def replay(
             f"device {trace.device}: no events to replay; record with "
             "torch.cuda.memory._record_memory_history() before the first CUDA call"
         )
-    settings = asked_settings(trace, conf, capacity, torch_version)
+    settings = asked_settings(trace, conf, capacity, torch_version, rules)
     base = trace.settings
     recorded = recorded_replay(trace, timeline=timeline)
     if settings == base:
@@ -73,8 +76,13 @@ def asked_settings(
     conf: str | None,
     capacity: int | str | None,
     torch_version: tuple[int, int] | None = None,
+    rules: str = "torch",
 ) -> AllocatorSettings:
     """The recorded settings with what the caller asked for in their place."""
+    if rules == "elastic" and conf:
+        raise UsageError(
+            f"{conf}: these are settings of PyTorch's rules; elastic rules need none of them"
+        )
     settings = trace.settings
     version = torch_version or settings.torch_version
     if conf is not None:
@@ -83,7 +91,7 @@ def asked_settings(
             torch_version=version,
             base=AllocatorSettings(device_memory=settings.device_memory),
         )
-    settings = replace(settings, torch_version=version)
+    settings = replace(settings, torch_version=version, rules=rules)
     if capacity is None:
         return settings
     limit = parse_size(capacity) if isinstance(capacity, str) else capacity
@@ -109,6 +117,8 @@ def what_if(
         timeline: Keep the four byte counts after every event.
     """
     likely = _run(trace, settings, compare=False, calls=calls, timeline=timeline)
+    if settings.rules == "elastic":  # its arenas are its own: no address is guessed
+        return likely
     other = feed(trace, settings, calls=calls, compare=False, ascending=True)
     peaks = sorted((likely.peak.reserved, other["peaks"]["reserved"]["bytes"]))
     return replace(likely, spread=(peaks[0], peaks[1]))
@@ -170,6 +180,9 @@ def _run(
         spread=(peak.reserved, peak.reserved),
         statistics=statistics,
         first_oom=OutOfMemory(**oom) if oom else None,
+        chunk_moves=plain["chunk_moves"],
+        stall_seconds=plain["stall_seconds"] if settings.rules == "elastic" else None,
+        elastic=plain["elastic"],
         retries=tuple(plain["retries"].tolist()),
         calls=tuple(plain["calls"]),
         limit_range=_limit_range(plain, peak),

@@ -137,6 +137,10 @@ class Replay:
             unless the addresses of segments had to be guessed and matter.
         statistics: Every counter of torch.cuda.memory_stats().
         first_oom: The first request not served; None if all were.
+        chunk_moves: Chunks taken from free memory for a request; 0 under torch rules.
+        stall_seconds: Estimated time in driver calls after each chunk's first mapping, without
+            waits; None under torch rules, which are not charged here.
+        elastic: Every counter of elastic rules; all zero under torch rules.
         retries: Events whose request made the allocator return its whole cache first.
         calls: empty_cache() and the like, inferred from the releases they caused.
         limit_range: Where the record itself shows refusals: the limit was at least the first and
@@ -159,6 +163,9 @@ class Replay:
     spread: tuple[int, int]
     statistics: Mapping[str, int]
     first_oom: OutOfMemory | None
+    chunk_moves: int
+    stall_seconds: float | None
+    elastic: Mapping[str, float]
     retries: tuple[int, ...]
     calls: tuple[Call, ...]
     limit_range: tuple[int, int] | None

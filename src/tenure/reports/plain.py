@@ -15,9 +15,9 @@ def replay_dict(replay: Replay, file: str, load_seconds: float) -> dict[str, Any
     return {
         "file": file,
         "device": replay.trace.device,
-        "rules": "torch",
+        "rules": settings.rules,
         "torch_version": ".".join(map(str, settings.torch_version)),
-        "conf": settings.conf,
+        "conf": settings.conf if settings.rules == "torch" else "",
         "capacity": settings.limit if settings.limit >= 0 else None,
         "events": len(replay.trace.events),
         "compared": replay.compared,
@@ -34,7 +34,8 @@ def replay_dict(replay: Replay, file: str, load_seconds: float) -> dict[str, Any
         "end": replay.end.as_dict(),
         "device_allocs": statistics["num_device_alloc"],
         "device_frees": statistics["num_device_free"],
-        "chunk_moves": 0,
+        "chunk_moves": replay.chunk_moves,
+        "stall_seconds": replay.stall_seconds,
         "retries": statistics["num_alloc_retries"],
         "ooms": statistics["num_ooms"],
         "first_oom": (

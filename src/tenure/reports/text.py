@@ -231,7 +231,9 @@ def replay_text(replay: Replay, file: str, load_seconds: float) -> str:
     else:
         lines += wrapped(f"What if: {len(trace.events):,} events replayed under other settings.")
     lines += ["", f"  file       {visible(file)}", f"  device     {trace.device}"]
-    lines.append(f"  rules      torch {version}, {visible(conf)}")
+    elastic = settings.rules == "elastic"
+    named = "elastic (tenure's own)" if elastic else f"torch {version}, {visible(conf)}"
+    lines.append(f"  rules      {named}")
     if settings.limit >= 0:
         lines.append(f"  capacity   {format_bytes(settings.limit)}")
     lines += [
@@ -255,6 +257,11 @@ def replay_text(replay: Replay, file: str, load_seconds: float) -> str:
         f"{statistics['num_device_free']:,} returns, {statistics['num_alloc_retries']:,} retries, "
         f"{statistics['num_ooms']:,} out of memory"
     )
+    if replay.stall_seconds is not None:
+        lines.append(
+            f"  {replay.chunk_moves:,} chunks moved, {replay.elastic['host_waits']:,} waits; about "
+            f"{replay.stall_seconds * 1e3:,.1f} ms in the driver beyond growing"
+        )
     if replay.first_oom:
         failed = replay.first_oom
         lines.append(
