@@ -9,7 +9,7 @@ namespace tenure {
 
 namespace {
 
-constexpr Bytes largest_total = Bytes{1} << 60;  // bytes: sums of sizes and offsets cannot overflow
+constexpr Bytes largest_total = Bytes{1} << 60;  // bytes
 
 // A birth or a death. At one moment deaths come first: intervals are half-open.
 struct Turn {
@@ -44,9 +44,7 @@ std::vector<Interval> intervals_of(const AllocationColumns& columns) {
     const std::size_t n = columns.born.size();
     if (columns.done.size() != n || columns.requested.size() != n || columns.stream.size() != n)
         throw UsageError("columns of allocations must have equal length");
-    if (n > INT32_MAX) throw BadInput(std::to_string(n) + " allocations are too many for a plan");
     std::vector<Interval> intervals(n);
-    Bytes total = 0;
     for (std::size_t i = 0; i < n; ++i) {
         const std::int64_t born = columns.born[i], done = columns.done[i];
         const Bytes requested = columns.requested[i];
@@ -56,11 +54,28 @@ std::vector<Interval> intervals_of(const AllocationColumns& columns) {
         if (requested < 0 || requested > largest_total)
             refuse(i, "asks for " + std::to_string(requested) + " bytes");
         const Bytes size = round_up(std::max<Bytes>(requested, 1), plan_unit);
-        total += size;
-        if (total > largest_total) throw BadInput("the allocations sum to more than any device");
         intervals[i] = {born + 1, (done < 0 ? columns.events : done) + 1, size, columns.stream[i]};
     }
+    require_sound(intervals);
     return intervals;
+}
+
+void require_sound(std::span<const Interval> intervals) {
+    if (intervals.size() > INT32_MAX)
+        throw BadInput(std::to_string(intervals.size()) + " allocations are too many for a plan");
+    Bytes total = 0;
+    for (std::size_t i = 0; i < intervals.size(); ++i) {
+        const Interval& interval = intervals[i];
+        if (interval.begin < 0 || interval.begin >= interval.end)
+            refuse(i, "lives from moment " + std::to_string(interval.begin) + " to " +
+                          std::to_string(interval.end));
+        if (interval.size <= 0 || interval.size % plan_unit != 0)
+            refuse(i, "has a size of " + std::to_string(interval.size) + " bytes, no multiple of " +
+                          std::to_string(plan_unit));
+        if (interval.size > largest_total - total)
+            throw BadInput("the allocations sum to more bytes than any device has");
+        total += interval.size;
+    }
 }
 
 Bytes live_peak(std::span<const Interval> intervals) {

@@ -34,9 +34,13 @@ struct AllocationColumns {
     std::int64_t events = 0;
 };
 
-// One interval for each allocation, in the same order. Throws BadInput where an allocation ends
-// before it begins, asks for less than nothing, or all together exceed any device.
+// One sound interval for each allocation, in the same order. Throws BadInput where an allocation
+// ends before it begins, or asks for less than nothing.
 std::vector<Interval> intervals_of(const AllocationColumns& columns);
+
+// Throws BadInput unless sizes and moments are as above and the sum of sizes is below any device's,
+// so that no sum of sizes or offsets can overflow.
+void require_sound(std::span<const Interval> intervals);
 
 // Most bytes alive at one moment: no placement can be smaller.
 Bytes live_peak(std::span<const Interval> intervals);

@@ -23,5 +23,7 @@ void bind_allocator(nanobind::module_& m);
 void bind_replay(nanobind::module_& m);
 // read_snapshot.
 void bind_snapshots(nanobind::module_& m);
+// Placements: make, check.
+void bind_plans(nanobind::module_& m);
 
 }  // namespace tenure

@@ -9,6 +9,7 @@ namespace tenure {
 [[gnu::weak]] void bind_allocator(nanobind::module_&) {}
 [[gnu::weak]] void bind_replay(nanobind::module_&) {}
 [[gnu::weak]] void bind_snapshots(nanobind::module_&) {}
+[[gnu::weak]] void bind_plans(nanobind::module_&) {}
 
 }  // namespace tenure
 
@@ -18,4 +19,5 @@ NB_MODULE(_engine, m) {
     tenure::bind_allocator(m);
     tenure::bind_replay(m);
     tenure::bind_snapshots(m);
+    tenure::bind_plans(m);
 }

@@ -17,6 +17,10 @@ _SavedBlock: TypeAlias = tuple[int, int, int, bool, int]
 _SavedSegment: TypeAlias = tuple[
     int, int, int, _Pool, bool, bool, Sequence[_Range], Sequence[_SavedBlock]
 ]
+# begin, end, size, stream
+_Intervals: TypeAlias = tuple[
+    NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]
+]
 _Call: TypeAlias = tuple[int, _Pool, bool]  # event, pool, whether its owner let go
 
 class _BinaryStream(Protocol):
@@ -106,3 +110,22 @@ def replay(
     slack: Sequence[tuple[int, int]] = ...,
 ) -> dict[str, Any]: ...
 def read_snapshot(source: bytes | memoryview | _BinaryStream) -> dict[str, Any]: ...
+def plan_intervals(
+    born: NDArray[np.int64],
+    done: NDArray[np.int64],
+    requested: NDArray[np.int64],
+    stream: NDArray[np.uint64],
+    events: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]: ...  # begin, end, size
+def pack_plan(
+    buffers: _Intervals, *, seconds: float, seed: int = 1, streams_apart: bool = False
+) -> dict[str, Any]: ...
+def check_plan(
+    allocations: _Intervals,
+    buffers: _Intervals,
+    offsets: NDArray[np.int64],
+    *,
+    size: int,
+    live_peak: int,
+) -> tuple[str, int, int]: ...  # fault, buffer, other
+def count_hand_overs(buffers: _Intervals, offsets: NDArray[np.int64]) -> int: ...
