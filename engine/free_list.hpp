@@ -1,10 +1,13 @@
 // The free blocks of one pool on one stream, ordered by (size, order, address).
 //
-// An intrusive zip tree (Tarjan, Levy, Timmel 2018): a search tree by key that is a heap by a
-// random rank, so insertion unzips one path, removal zips two, and nothing is ever allocated.
-// Expected depth is about 1.5 log2 n. Keys must not change while a block is in the list.
+// Bins by size, four to a power of two, so that each is shallow; in each an intrusive zip tree
+// (Tarjan, Levy, Timmel 2018): a search tree by key that is a heap by a random rank, so insertion
+// unzips one path, removal zips two, and nothing is ever allocated. Keys must not change while a
+// block is in the list.
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 
@@ -16,68 +19,96 @@ class FreeList {
   public:
     void insert(Block* block) {
         block->rank = next_rank();
-        Block** link = &root_;
+        const std::size_t bin = bin_of(block->size);
+        Block** link = &roots_[bin];
         while (*link && stays_above(**link, *block))
             link = before(*block, **link) ? &(*link)->left : &(*link)->right;
         Block* below = *link;
         *link = block;
         unzip(below, block);
+        occupied_[bin / 64] |= std::uint64_t{1} << bin % 64;
         ++size_;
     }
 
     void erase(Block* block) {
-        Block** link = &root_;
+        const std::size_t bin = bin_of(block->size);
+        Block** link = &roots_[bin];
         while (*link != block) link = before(*block, **link) ? &(*link)->left : &(*link)->right;
         *link = zip(block->left, block->right);
         block->left = block->right = nullptr;
+        if (!roots_[bin]) occupied_[bin / 64] &= ~(std::uint64_t{1} << bin % 64);
         --size_;
     }
 
     // The first block of at least `size` bytes, or null.
     Block* best_fit(Bytes size) const {
-        Block* found = nullptr;
-        for (Block* node = root_; node;) {
-            if (node->size >= size) {
-                found = node;
-                node = node->left;
-            } else {
-                node = node->right;
-            }
-        }
-        return found;
+        const std::size_t bin = bin_of(size);
+        Block* found = first_where(bin, [=](const Block& node) { return node.size >= size; });
+        return found ? found : edge(next_bin(bin + 1), &Block::left);
     }
 
     Block* after(const Block* block) const {
-        Block* found = nullptr;
-        for (Block* node = root_; node;) {
-            if (before(*block, *node)) {
-                found = node;
-                node = node->left;
-            } else {
-                node = node->right;
-            }
-        }
-        return found;
+        const std::size_t bin = bin_of(block->size);
+        Block* found = first_where(bin, [=](const Block& node) { return before(*block, node); });
+        return found ? found : edge(next_bin(bin + 1), &Block::left);
     }
 
     Block* preceding(const Block* block) const {
+        const std::size_t bin = bin_of(block->size);
+        Block* found = last_where(bin, [=](const Block& node) { return before(node, *block); });
+        return found ? found : edge(previous_bin(bin), &Block::right);
+    }
+
+    Block* first() const { return edge(next_bin(0), &Block::left); }
+    Block* last() const { return edge(previous_bin(bins), &Block::right); }
+    std::size_t size() const { return size_; }
+
+  private:
+    static constexpr std::size_t bins = 256;  // for every size below 2^63; the last holds nothing
+
+    static std::size_t bin_of(Bytes size) {
+        const auto bytes = static_cast<std::uint64_t>(std::max(size, Bytes{4}));
+        const auto log2 = static_cast<std::size_t>(std::bit_width(bytes)) - 1;
+        return 4 * log2 + (bytes >> (log2 - 2)) % 4;
+    }
+
+    // The nearest bin with a block in it, from `bin` on or before `bin`; if none, the last bin.
+    std::size_t next_bin(std::size_t bin) const {
+        std::size_t word = bin / 64;
+        std::uint64_t occupied = occupied_[word] >> bin % 64 << bin % 64;
+        while (!occupied && ++word < occupied_.size()) occupied = occupied_[word];
+        return occupied ? 64 * word + static_cast<std::size_t>(std::countr_zero(occupied))
+                        : bins - 1;
+    }
+    std::size_t previous_bin(std::size_t bin) const {
+        while (bin-- > 0)
+            if (roots_[bin]) return bin;
+        return bins - 1;
+    }
+
+    // Of one bin, in order: the first block that the test holds for, given that it holds for all
+    // behind it; or the last one, given that it holds for all before it.
+    template <typename Test>
+    Block* first_where(std::size_t bin, Test holds) const {
         Block* found = nullptr;
-        for (Block* node = root_; node;) {
-            if (before(*node, *block)) {
-                found = node;
-                node = node->right;
-            } else {
-                node = node->left;
-            }
+        for (Block* node = roots_[bin]; node;) {
+            const bool here = holds(*node);
+            if (here) found = node;
+            node = here ? node->left : node->right;
+        }
+        return found;
+    }
+    template <typename Test>
+    Block* last_where(std::size_t bin, Test holds) const {
+        Block* found = nullptr;
+        for (Block* node = roots_[bin]; node;) {
+            const bool here = holds(*node);
+            if (here) found = node;
+            node = here ? node->right : node->left;
         }
         return found;
     }
 
-    Block* first() const { return edge(&Block::left); }
-    Block* last() const { return edge(&Block::right); }
-    std::size_t size() const { return size_; }
-
-  private:
     static bool before(const Block& a, const Block& b) {
         if (a.size != b.size) return a.size < b.size;
         if (a.order != b.order) return a.order < b.order;
@@ -124,8 +155,8 @@ class FreeList {
         return top;
     }
 
-    Block* edge(Block* Block::* side) const {
-        Block* node = root_;
+    Block* edge(std::size_t bin, Block* Block::* side) const {
+        Block* node = roots_[bin];
         while (node && node->*side) node = node->*side;
         return node;
     }
@@ -138,7 +169,8 @@ class FreeList {
         return static_cast<std::uint32_t>(std::countr_zero(random_ | (1ull << 63)));
     }
 
-    Block* root_ = nullptr;
+    std::array<Block*, bins> roots_{};
+    std::array<std::uint64_t, bins / 64> occupied_{};
     std::size_t size_ = 0;
     std::uint64_t random_ = 0x9E3779B97F4A7C15ull;
 };

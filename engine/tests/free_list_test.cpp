@@ -22,12 +22,18 @@ struct InOrder {
 
 using Reference = std::set<Block*, InOrder>;
 
+// From a handful of close sizes, or any size at all.
+Bytes some_size(std::mt19937_64& random) {
+    if (random() % 4 > 0) return 512 * static_cast<Bytes>(1 + random() % 40);
+    return static_cast<Bytes>((random() >> 1 >> random() % 63) | 1);
+}
+
 // Few sizes and few orders, so that every level of the comparison decides somewhere.
 std::vector<std::unique_ptr<Block>> some_blocks(std::size_t count, std::mt19937_64& random) {
     std::vector<std::unique_ptr<Block>> blocks;
     for (std::size_t i = 0; i < count; ++i) {
         auto block = std::make_unique<Block>();
-        block->size = 512 * static_cast<Bytes>(1 + random() % 40);
+        block->size = some_size(random);
         block->order = random() % 3;
         block->address = 4096 * (i + 1);
         blocks.push_back(std::move(block));
@@ -75,7 +81,7 @@ void test_random_sequence(std::uint64_t seed) {
             list.insert(block);
             reference.insert(block);
         }
-        compare_best_fit(list, reference, 512 * static_cast<Bytes>(random() % 42));
+        compare_best_fit(list, reference, some_size(random) - 1);
         if (step % 50 == 0) compare_walks(list, reference);
     }
     while (!reference.empty()) {
