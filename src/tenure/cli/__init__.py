@@ -17,6 +17,7 @@ FAULT = 70  # EX_SOFTWARE: a fault of ours; never 1, which means a finding
 COMMANDS = {
     "explain": ("tenure.cli.explain", "Say what held the memory and what would have changed it."),
     "replay": ("tenure.cli.replay", "Replay a snapshot exactly, or under other settings."),
+    "plan": ("tenure.cli.plan", "Find the least memory that a run's allocations fit into."),
     "demo": ("tenure.cli.demo", "Explain a recorded out-of-memory; needs no GPU and no file."),
 }
 
