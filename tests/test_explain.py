@@ -59,7 +59,8 @@ def test_a_run_with_varying_lengths_is_explained_by_what_its_cache_holds() -> No
 def test_advice_is_what_the_replay_and_the_real_run_gave() -> None:
     """The real run under expandable segments reserved 14,323,548,160 bytes."""
     advice = explained("gpt2_varlen").findings[0].advice
-    assert [a.conf for a in advice] == ["expandable_segments:True"]
+    assert [a.conf for a in advice] == ["expandable_segments:True", None]
+    assert advice[1].text.startswith("tenure elastic")
     verified = advice[0].verified
     assert verified is not None
     assert verified.peak_reserved_before == 22_055_747_584
@@ -81,9 +82,9 @@ def test_the_smallest_card_runs_and_two_mebibytes_less_do_not() -> None:
     explanation = explained("prefetch_streams")
     trace = explanation.trace
     for candidate in explanation.candidates:
-        least = candidate.smallest_capacity
-        runs = replay(trace, conf=candidate.conf, capacity=least)
-        fails = replay(trace, conf=candidate.conf, capacity=least - 2 * MIB)
+        least, rules = candidate.smallest_capacity, candidate.rules
+        runs = replay(trace, conf=candidate.conf, capacity=least, rules=rules)
+        fails = replay(trace, conf=candidate.conf, capacity=least - 2 * MIB, rules=rules)
         assert runs.first_oom is None, candidate.conf
         assert fails.first_oom is not None, candidate.conf
         assert parse_alloc_conf(candidate.conf).conf == candidate.conf

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tenure.verbs import explain, load, replay
+    from tenure.verbs import explain, load, replay, tune
 
 __version__ = "0.1.0"
 
@@ -16,9 +16,10 @@ _DEFINED_IN: dict[str, str] = {
     "explain": "tenure.verbs",
     "load": "tenure.verbs",
     "replay": "tenure.verbs",
+    "tune": "tenure.verbs",
 }
 
-__all__ = ["explain", "load", "replay"]
+__all__ = ["explain", "load", "replay", "tune"]
 
 
 def __getattr__(name: str) -> object:

@@ -9,7 +9,9 @@ from tenure import diagnoses, replays, snapshots
 from tenure.units import parse_size
 
 if TYPE_CHECKING:
-    from tenure.diagnoses import Explanation
+    from collections.abc import Callable
+
+    from tenure.diagnoses import Explanation, Tuning
     from tenure.replays import Replay
     from tenure.traces import Trace
 
@@ -40,9 +42,9 @@ def replay(
     conf: str | None = None,
     capacity: int | str | None = None,
     torch_version: tuple[int, int] | None = None,
+    rules: str = "torch",
     timeline: bool = False,
 ) -> Replay:
-    rules: str = "torch",
     """Puts a recorded trace through the allocator, as it was or under other settings.
 
     Args:
@@ -51,9 +53,9 @@ def replay(
             address, segment and end block is compared with the record.
         capacity: Limit on reserved memory: bytes, or "14GiB".
         torch_version: Whose rules hold.
+        rules: "torch", or "elastic": ours, which take no `conf`.
         timeline: Keep the four byte counts after every event.
 
-        rules: "torch", or "elastic": ours, which take no `conf`.
     Raises:
         BadInputError: The file is no snapshot, or holds no events.
         UsageError: An unknown setting or size.
@@ -83,6 +85,26 @@ def explain(
     """
     limit = parse_size(capacity) if isinstance(capacity, str) else capacity
     return diagnoses.explain(_trace(source), capacity=limit)
+
+
+def tune(
+    source: Trace | str | os.PathLike[str],
+    *,
+    capacity: int | str | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Tuning:
+    """Finds the allocator settings under which a run needs least memory.
+
+    Args:
+        source: A snapshot file, or a trace.
+        capacity: What it has to run under: bytes, or "14GiB".
+        progress: Called with how many settings are done, and how many there are.
+
+    Raises:
+        BadInputError: The file is no snapshot, or holds no events.
+    """
+    limit = parse_size(capacity) if isinstance(capacity, str) else capacity
+    return diagnoses.tune(_trace(source), capacity=limit, progress=progress)
 
 
 def _trace(

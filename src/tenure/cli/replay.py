@@ -24,7 +24,9 @@ from tenure.cli.options import (
 @click.option(
     "--capacity", metavar="SIZE", callback=as_size, help="Limit on reserved memory, such as 14GiB."
 )
-@click.option("--rules", type=click.Choice(["torch", "elastic"]), default="torch", show_default=True)
+@click.option(
+    "--rules", type=click.Choice(["torch", "elastic"]), default="torch", help="Whose rules."
+)
 @file_options
 def command(files: tuple[str, ...], **options: Any) -> int:
     """Replay PyTorch memory snapshots through the allocator.

@@ -4,5 +4,17 @@ from tenure.diagnoses.evidence import Share
 from tenure.diagnoses.explaining import Explanation, explain
 from tenure.diagnoses.finding import Advice, Finding, Severity, Verified
 from tenure.diagnoses.split import Split
+from tenure.diagnoses.tuning import Tuning, tune
 
-__all__ = ["Advice", "Explanation", "Finding", "Severity", "Share", "Split", "Verified", "explain"]
+__all__ = [
+    "Advice",
+    "Explanation",
+    "Finding",
+    "Severity",
+    "Share",
+    "Split",
+    "Tuning",
+    "Verified",
+    "explain",
+    "tune",
+]

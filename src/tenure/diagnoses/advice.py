@@ -18,12 +18,14 @@ HARMLESS = 1.05  # of the peak, for a setting that makes the card smaller
 def settings_advice(evidence: Evidence) -> tuple[Advice, ...]:
     """Settings that lower the peak reserved or the smallest card, best first."""
     before = evidence.as_recorded
+    same = evidence.candidates[before.conf]
     better = [
         candidate
         for candidate in evidence.candidates.values()
-        if candidate.conf != before.conf and candidate.fits and _helps(before, candidate)
+        if candidate is not same and candidate.fits and _helps(before, candidate)
     ]
-    better.sort(key=lambda c: (c.smallest_capacity, c.peak_reserved))
+    # Settings first: they need no other allocator in the process.
+    better.sort(key=lambda c: (c.rules != "torch", c.smallest_capacity, c.peak_reserved))
     return tuple(_advice(before, candidate) for candidate in better)
 
 
@@ -41,6 +43,8 @@ def _helps(before: Candidate, after: Candidate) -> bool:
 
 def _advice(before: Candidate, after: Candidate) -> Advice:
     setting = after.conf or "PyTorch's default settings"
+    if after.rules == "elastic":
+        setting = "tenure elastic (tenure.install())"
     text = (
         f"{setting}: {format_bytes(after.peak_reserved)} reserved instead of "
         f"{format_bytes(before.peak_reserved)}; smallest card "
@@ -53,4 +57,4 @@ def _advice(before: Candidate, after: Candidate) -> Advice:
         before.smallest_capacity,
         after.smallest_capacity,
     )
-    return Advice(text, after.conf, verified)
+    return Advice(text, after.conf if after.rules == "torch" else None, verified)

@@ -15,6 +15,7 @@ from tenure.replays import (
     Candidate,
     Layout,
     Replay,
+    Trial,
     recorded_replay,
     replay,
     state_at,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str], None]
 DEFAULT = ""
+ELASTIC = "tenure elastic"
 GIVEN_BACK = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 EXPANDABLE = "expandable_segments:True"
 TRIED = (EXPANDABLE, "max_split_size_mb:128", "roundup_power2_divisions:4")
@@ -121,14 +123,15 @@ class Evidence:
 
     @cached_property
     def candidates(self) -> dict[str, Candidate]:
-        """The trace under other settings, by configuration string; "recorded" is as it was."""
+        """The trace under other settings, by configuration string, and under our own rules."""
         self._progress("replaying under other settings")
         recorded = self.trace.settings.conf
-        confs = list(dict.fromkeys((recorded, DEFAULT, *TRIED)))
+        confs = dict.fromkeys((recorded, DEFAULT, *TRIED))
+        trials = [*(Trial("torch", conf) for conf in confs), Trial("elastic", "")]
         tried = try_settings(
-            self.trace, confs, calls=list(self.recorded.calls), capacity=self.capacity
+            self.trace, trials, calls=list(self.recorded.calls), capacity=self.capacity
         )
-        return {c.conf: c for c in tried}
+        return {c.conf if c.rules == "torch" else ELASTIC: c for c in tried}
 
     @cached_property
     def as_recorded(self) -> Candidate:

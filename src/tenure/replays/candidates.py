@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tenure.replays.capacity import smallest_capacity
+from tenure.replays.costs import torch_stall
 from tenure.replays.feeding import feed
 from tenure.settings import AllocatorSettings, parse_alloc_conf
 
@@ -18,33 +19,52 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """A setting to try.
+
+    Attributes:
+        rules: "torch" or "elastic".
+        conf: As for PYTORCH_CUDA_ALLOC_CONF; "" is the default. Elastic rules have none.
+    """
+
+    rules: str
+    conf: str
+
+
+@dataclass(frozen=True)
 class Candidate:
     """A setting, tried.
 
     Attributes:
+        rules: "torch" or "elastic".
         conf: As for PYTORCH_CUDA_ALLOC_CONF; "" is PyTorch's default.
         peak_reserved: Most bytes reserved under the capacity asked about, or without any.
         spread: Least and most of that over the placements tried.
         smallest_capacity: The least limit in bytes under which the whole trace runs.
         device_allocs: Calls that asked the driver for memory.
         device_frees: Calls that gave it back.
-        retries: Requests that made the allocator return its whole cache first.
+        chunk_moves: Chunks moved instead of returned; 0 under torch rules.
+        stall_seconds: Estimated time in calls to the driver beyond a job's first growth.
+        retries: Requests that made the allocator wait for the device and return its whole cache.
         fits: Whether every request was served under the capacity; True without one.
     """
 
+    rules: str
     conf: str
     peak_reserved: int
     spread: tuple[int, int]
     smallest_capacity: int
     device_allocs: int
     device_frees: int
+    chunk_moves: int
+    stall_seconds: float
     retries: int
     fits: bool
 
 
 def try_settings(
     trace: Trace,
-    confs: Sequence[str],
+    trials: Sequence[Trial],
     *,
     calls: list[Call],
     capacity: int | None = None,
@@ -54,39 +74,51 @@ def try_settings(
 
     Args:
         trace: What to replay.
-        confs: Settings as strings; "" for the default.
+        trials: Which settings.
         calls: Of `recorded_replay(trace)`.
         capacity: Limit on reserved bytes to ask about; None for none.
         progress: Called after each setting.
     """
 
-    def one(conf: str) -> Candidate:
-        result = _try(trace, conf, calls, capacity)
+    def one(trial: Trial) -> Candidate:
+        result = _try(trace, trial, calls, capacity)
         progress()
         return result
 
     with ThreadPoolExecutor() as pool:  # the engine runs without the interpreter's lock
-        return tuple(pool.map(one, confs))
+        return tuple(pool.map(one, trials))
 
 
-def _try(trace: Trace, conf: str, calls: list[Call], capacity: int | None) -> Candidate:
+def _settings(trace: Trace, trial: Trial) -> AllocatorSettings:
     base = AllocatorSettings(device_memory=trace.settings.device_memory)
-    settings = parse_alloc_conf(conf, torch_version=trace.settings.torch_version, base=base)
+    version = trace.settings.torch_version
+    settings = parse_alloc_conf(trial.conf, torch_version=version, base=base)
+    return settings if trial.rules == settings.rules else replace(settings, rules=trial.rules)
+
+
+def _try(trace: Trace, trial: Trial, calls: list[Call], capacity: int | None) -> Candidate:
+    settings = _settings(trace, trial)
     free = feed(trace, settings, calls=calls, compare=False)
-    other = feed(trace, settings, calls=calls, compare=False, ascending=True)
-    peaks = sorted(plain["peaks"]["reserved"]["bytes"] for plain in (free, other))
-    least = smallest_capacity(trace, settings, calls=calls, enough=peaks[-1])
+    peaks = [free["peaks"]["reserved"]["bytes"]]
+    if trial.rules == "torch":  # addresses decide ties there; ours are our own
+        other = feed(trace, settings, calls=calls, compare=False, ascending=True)
+        peaks.append(other["peaks"]["reserved"]["bytes"])
+    least = smallest_capacity(trace, settings, calls=calls, enough=max(peaks))
     asked = free
     if capacity is not None:
         asked = feed(trace, replace(settings, limit=capacity), calls=calls, compare=False)
     statistics = asked["statistics"]
+    elastic = trial.rules == "elastic"
     return Candidate(
-        conf,
-        asked["peaks"]["reserved"]["bytes"],
-        (peaks[0], peaks[1]),
-        least,
-        statistics["num_device_alloc"],
-        statistics["num_device_free"],
-        statistics["num_alloc_retries"],
-        asked["first_oom"] is None,
+        rules=trial.rules,
+        conf=trial.conf,
+        peak_reserved=asked["peaks"]["reserved"]["bytes"],
+        spread=(min(peaks), max(peaks)),
+        smallest_capacity=least,
+        device_allocs=statistics["num_device_alloc"],
+        device_frees=statistics["num_device_free"],
+        chunk_moves=asked["chunk_moves"] if elastic else 0,
+        stall_seconds=asked["stall_seconds"] if elastic else torch_stall(statistics, settings),
+        retries=statistics["num_alloc_retries"],
+        fits=asked["first_oom"] is None,
     )

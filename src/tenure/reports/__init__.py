@@ -2,5 +2,13 @@
 
 from tenure.reports.plain import explanation_dict, replay_dict
 from tenure.reports.text import explanation_text, replay_text
+from tenure.reports.tuning import tuning_dict, tuning_text
 
-__all__ = ["explanation_dict", "explanation_text", "replay_dict", "replay_text"]
+__all__ = [
+    "explanation_dict",
+    "explanation_text",
+    "replay_dict",
+    "replay_text",
+    "tuning_dict",
+    "tuning_text",
+]

@@ -99,6 +99,7 @@ def explanation_dict(explanation: Explanation, file: str) -> dict[str, Any]:
         ],
         "settings": [
             {
+                "rules": c.rules,
                 "conf": c.conf,
                 "peak_reserved": c.peak_reserved,
                 "smallest_capacity": c.smallest_capacity,

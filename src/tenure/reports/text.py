@@ -140,11 +140,10 @@ def settings_table(
     """Each setting with its peak reserved and the smallest card that the run fits on."""
     lines = ["  setting (sizes in GiB)          reserved  smallest card"]
     for candidate in candidates:
-        peak = (
-            recorded.peak_reserved if candidate.conf == recorded.conf else candidate.peak_reserved
-        )
-        name = candidate.conf or "default"
-        note = "as recorded" if candidate.conf == recorded.conf else ""
+        same = candidate.conf == recorded.conf and candidate.rules == recorded.rules
+        peak = recorded.peak_reserved if same else candidate.peak_reserved
+        name = candidate.conf or ("default" if candidate.rules == "torch" else "tenure elastic")
+        note = "as recorded" if same else ""
         if capacity is not None and not candidate.fits:
             note = f"does not fit in {gib(capacity)}"
         lines.append(
