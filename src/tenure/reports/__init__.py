@@ -1,7 +1,8 @@
 """Results into text and JSON; computes no numbers."""
 
 from tenure.reports.plain import explanation_dict, replay_dict
-from tenure.reports.text import explanation_text, replay_text
+from tenure.reports.replaying import replay_text
+from tenure.reports.text import explanation_text
 from tenure.reports.tuning import tuning_dict, tuning_text
 
 __all__ = [

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tenure.diagnoses import Explanation, Finding, Share
-    from tenure.replays import Candidate, Replay
+    from tenure.replays import Candidate
 
 WIDTH = 80
 GIB = 1 << 30
@@ -204,76 +204,3 @@ def _normal(explanation: Explanation) -> list[str]:
     for finding in normal:
         lines += wrapped(f"Normal: {finding.title}.", rest="  ")
     return lines
-
-
-def replay_text(replay: Replay, file: str, load_seconds: float) -> str:
-    """The report of `tenure replay`."""
-    trace, settings = replay.trace, replay.settings
-    conf = settings.conf or "default settings"
-    version = ".".join(map(str, settings.torch_version))
-    lines = []
-    if replay.exact:
-        lines += wrapped(
-            f"Exact: {len(trace.events):,} events replayed, every address, every segment and the "
-            "end state equal to the record."
-        )
-    elif replay.compared:
-        lines += wrapped(
-            f"DIFFERENT from the record: {replay.address_mismatches:,} addresses, "
-            f"{replay.segment_mismatches:,} segment events, {replay.end_state_mismatches:,} blocks "
-            "at the end."
-        )
-        if replay.divergence:
-            lines += wrapped(
-                f"First at event {replay.divergence.event:,}: {replay.divergence.what}."
-            )
-    else:
-        lines += wrapped(f"What if: {len(trace.events):,} events replayed under other settings.")
-    lines += ["", f"  file       {visible(file)}", f"  device     {trace.device}"]
-    elastic = settings.rules == "elastic"
-    named = "elastic (tenure's own)" if elastic else f"torch {version}, {visible(conf)}"
-    lines.append(f"  rules      {named}")
-    if settings.limit >= 0:
-        lines.append(f"  capacity   {format_bytes(settings.limit)}")
-    lines += [
-        "",
-        "  GiB           requested   allocated      active    reserved",
-        f"  peak         {_counts(replay.peak.as_dict())}",
-        f"  end          {_counts(replay.end.as_dict())}",
-        "",
-    ]
-    if replay.spread[0] != replay.spread[1]:
-        low, high = replay.spread
-        lines += wrapped(
-            f"Addresses had to be guessed: peak reserved between {format_bytes(low)} and "
-            f"{format_bytes(high)}, most likely {format_bytes(replay.peak.reserved)}.",
-            "  ",
-            "  ",
-        )
-    statistics = replay.statistics
-    lines.append(
-        f"  {statistics['num_device_alloc']:,} requests to the driver, "
-        f"{statistics['num_device_free']:,} returns, {statistics['num_alloc_retries']:,} retries, "
-        f"{statistics['num_ooms']:,} out of memory"
-    )
-    if replay.stall_seconds is not None:
-        lines.append(
-            f"  {replay.chunk_moves:,} chunks moved, {replay.elastic['host_waits']:,} waits; about "
-            f"{replay.stall_seconds * 1e3:,.1f} ms in the driver beyond growing"
-        )
-    if replay.first_oom:
-        failed = replay.first_oom
-        lines.append(
-            f"  out of memory at event {failed.event:,}: {format_bytes(failed.requested)} asked for"
-        )
-    for note in trace.notes:
-        lines += wrapped(f"Note: {note.text}.", "  ", "    ")
-    rate = len(trace.events) / max(replay.seconds, 1e-9) / 1e6
-    lines.append(
-        f"  {load_seconds:.2f} s to load, {replay.seconds:.3f} s to replay ({rate:.1f} M events/s)"
-    )
-    return "\n".join(lines) + "\n"
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return "".join(f"{gib(value):>12}" for value in counts.values())
