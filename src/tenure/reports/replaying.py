@@ -84,11 +84,13 @@ def _spread(replay: Replay) -> list[str]:
 
 def _calls(replay: Replay) -> list[str]:
     statistics, failed = replay.statistics, replay.first_oom
-    lines = [
-        f"  {statistics['num_device_alloc']:,} requests to the driver, "
-        f"{statistics['num_device_free']:,} returns, {statistics['num_alloc_retries']:,} retries, "
-        f"{statistics['num_ooms']:,} out of memory"
-    ]
+    counted = {
+        "requests to the driver": statistics["num_device_alloc"],
+        "returns": statistics["num_device_free"],
+        "retries": statistics["num_alloc_retries"],
+        "out of memory": statistics["num_ooms"],
+    }
+    lines = ["  " + ", ".join(f"{count:,} {what}" for what, count in counted.items())]
     if replay.stall_seconds is not None:
         lines.append(
             f"  {replay.chunk_moves:,} chunks moved, {replay.elastic['host_waits']:,} waits; about "
