@@ -1,5 +1,7 @@
 // Nanoseconds of the common path on a device of addresses only: one JSON line per case, with one
 // figure per repetition. `python -m benchmarks` builds and runs it, and reads the lines.
+//
+//   hot_path [REPETITIONS [CASE]]    all cases, or those that begin with CASE
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -150,7 +152,8 @@ Case make_case(const char* name, Arguments&&... arguments) {
 
 int main(int count, char** arguments) {
     const int repetitions = count > 1 ? std::atoi(arguments[1]) : 15;
-    Case cases[] = {
+    const std::string wanted = count > 2 ? arguments[2] : "";
+    std::vector<Case> cases = {
         make_case<SamePair>("pair.small", plain(), 1000),
         make_case<SamePair>("pair.large", plain(), 3 * MiB),
         make_case<SamePair>("pair.arena", arenas(), 3 * MiB),
@@ -162,6 +165,7 @@ int main(int count, char** arguments) {
         make_case<AmongFreeBlocks>("free_blocks.100000.arena", arenas(), 100'000),
         make_case<CrossStreamPair>("pair.cross_stream"),
     };
+    std::erase_if(cases, [&](const Case& each) { return !each.name.starts_with(wanted); });
     for (Case& each : cases) each.run();  // warm: segments, slabs, caches
     for (int i = 0; i < repetitions; ++i)
         for (Case& each : cases) each.figures.push_back(each.run());
