@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,14 @@ from benchmarks.workloads import name_of, recorded, uncompressed
 
 # A process that only unpickles the file, as any Python tool must: what the command is held against.
 BARE = "import pickle, sys; pickle.load(open(sys.argv[1], 'rb'))"
+
+# Runs a program and prints its exit code and its peak memory in KiB. A small process of its own,
+# because a child's peak begins with what its parent held.
+WATCH = """
+import resource, subprocess, sys
+code = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL).returncode
+print(code, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+"""
 
 
 def command(repetitions: int) -> None:
@@ -52,9 +59,8 @@ def command(repetitions: int) -> None:
 
 def peak_memory(arguments: list[str]) -> int:
     """Runs a program to its end; the most bytes it held."""
-    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, 1):  # 1: it has findings
-        raise subprocess.CalledProcessError(process.returncode, arguments)
-    return usage.ru_maxrss * 1024
+    run = subprocess.run([sys.executable, "-c", WATCH, *arguments], check=True, capture_output=True)
+    code, kibibytes = map(int, run.stdout.split())
+    if code not in (0, 1):  # 1: it has findings
+        raise subprocess.CalledProcessError(code, arguments)
+    return kibibytes * 1024
