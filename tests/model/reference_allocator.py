@@ -17,9 +17,10 @@ Ambiguities, where PyTorch's text does not decide, and the reading taken here:
     note of such uses ends with the block's life (PyTorch keys it by the address of its Block object
     and may find a stale one).
   * A pool appears among reserved_bytes_by_private_pools when it first gets memory, and stays.
-  * `empty_cache_pool` during a capture would trip an assertion of PyTorch's, and so would its count
-    of a private pool's segments in some uses of expandable segments, and the use of a pool that was
-    released: all raise `PyTorchAbortsError`.
+  * PyTorch stops with an error of its own at `empty_cache_pool` during a capture, at the use of a
+    pool that was released, where its count of a private pool's segments fails under expandable
+    segments, and where it returns a part of a segment (which takes a max_split_size below the large
+    segment size). All of them raise `PyTorchAbortsError`.
 """
 
 from __future__ import annotations
@@ -266,13 +267,14 @@ class ReferenceAllocator:
         self.stats.counts["num_sync_all_streams"] += 1
         self.insert_deferred_events()
         for stream in sorted(self.events):
-            queue = self.events[stream]
-            self.events[stream] = []
-            for entry in queue:
-                if pair is None or entry[0].pool.owner is pair:
-                    self.event_done(entry[0])
-                else:
-                    self.events[stream].append(entry)
+            queue = self.events.pop(stream)
+            of_pool = [pair is None or block.pool.owner is pair for block, _ in queue]
+            for at, (block, done) in enumerate(queue):
+                if of_pool[at]:
+                    self.event_done(block)
+                else:  # done too if a later one of the stream was waited for
+                    entry = (block, done or any(of_pool[at:]))
+                    self.events.setdefault(stream, []).append(entry)
 
     def complete(self, address: int) -> None:
         """Completes one pending free now: for a recording that says when this happened."""
@@ -413,8 +415,12 @@ class ReferenceAllocator:
                 unmap(self, block)
 
     def release(self, block: Block) -> None:
-        """One cudaFree [release_block]."""
+        """One cudaFree [release_block], which waits for all streams."""
+        if block.split:
+            raise PyTorchAbortsError("a part of a segment is returned: the driver refuses that")
         block.pool.remove(block)
+        for stream in self.events:
+            self.finish(stream)
         self.gave_memory(block.pool, SEGMENT_FREE, block.address, block.size)
         self.stats.change_pool(block.pool, segment=-1)
         if block.size >= self.max_split:

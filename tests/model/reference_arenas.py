@@ -110,13 +110,17 @@ def map_front(allocator: ReferenceAllocator, block: Block, size: int) -> bool:
 
 
 def unmap(allocator: ReferenceAllocator, block: Block) -> None:
-    """[unmapping]: the whole granules inside; what is left at the ends stays free."""
+    """[unmapping]: the whole granules inside; what is left at the ends stays free.
+
+    Waits for the stream first.
+    """
     assert block.arena is not None
     base, granule = block.arena.address, block.arena.granule
     begin = base + up(block.address - base, granule)
     end = base + (block.end - base) // granule * granule
     if begin >= end:
         return
+    allocator.finish(block.stream)
     pool = block.pool
     pool.remove(block)
     if block.address < begin:

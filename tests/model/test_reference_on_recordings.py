@@ -10,10 +10,8 @@ from __future__ import annotations
 import bisect
 import json
 import lzma
-import os
 import pickle
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,28 +28,25 @@ from model.reference_blocks import (
     ReferenceDevice,
     Settings,
 )
+from shared_data import ABSENT, GOLDEN, SHARED, name_of
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-GOLDEN = REPOSITORY / "tests" / "golden"
-SHARED = Path(os.environ.get("TENURE_SHARED", REPOSITORY.parent / "shared")) / "traces"
-# Between them: default settings, a limit with retries, garbage collection, oversize blocks, an
-# out-of-memory error, arenas under a limit, two streams with pending blocks, private pools.
-RECORDINGS = (
-    "cuda_graph",
-    "cuda_graph.expandable",
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Beside the golden ones. Between them: default settings, a limit with retries, garbage collection,
+# oversize blocks, an out-of-memory error, arenas under a limit, two streams with pending blocks,
+# private pools.
+MORE_RECORDINGS = (
     "gnn.expandable",
     "gnn.limit12_gc06",
     "gnn.limit14",
     "gnn.roundup4",
     "gpt2_varlen.limit13_expandable",
-    "leak_cycle",
     "llama_lora.limit5.5",
     "llama_lora.limit5.5_split64",
-    "oom",
     "oom.expandable",
     "oom.gc05",
     "oom.split128",
-    "prefetch_streams",
     "prefetch_streams.expandable",
 )
 SEGMENT_CODES = {
@@ -200,7 +195,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def replay(path: Path) -> Replay:
-    truth = json.loads(path.with_name(path.name.removesuffix(".pickle.xz") + ".json").read_text())
+    truth = json.loads(path.with_name(f"{name_of(path)}.json").read_text())
     snapshot = load(path)
     result = Replay(snapshot, truth)
     result.run()
@@ -215,17 +210,16 @@ def replay(path: Path) -> Replay:
 
 
 def available() -> list[Any]:
-    names = {path.name: path for path in GOLDEN.glob("*.pickle.xz") if has_truth(path)}
-    params = [pytest.param(path, id=f"golden/{name}") for name, path in sorted(names.items())]
-    for name in RECORDINGS:
-        path = SHARED / f"{name}.pickle.xz"
-        missing = pytest.mark.skipif(not path.exists(), reason=f"needs the recording {name}")
+    params = [
+        pytest.param(path, id=name_of(path))
+        for path in sorted(GOLDEN.glob("*.pickle.xz"))
+        if path.with_name(f"{name_of(path)}.json").exists()
+    ]
+    for name in MORE_RECORDINGS:
+        path = SHARED / "traces" / f"{name}.pickle.xz"
+        missing = pytest.mark.skipif(not path.exists(), reason=ABSENT)
         params.append(pytest.param(path, id=name, marks=missing))
     return params
-
-
-def has_truth(path: Path) -> bool:
-    return path.with_name(path.name.removesuffix(".pickle.xz") + ".json").exists()
 
 
 @pytest.mark.parametrize("path", available())
