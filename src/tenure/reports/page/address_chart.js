@@ -1,0 +1,68 @@
+// Addresses over time: segments without the gaps between them, and the blocks inside.
+
+/** Paints segments and blocks between two places, `look.low` at the foot of the chart. */
+export function paintAddresses(raster, record, scene, grouping, look, palette) {
+  raster.clear(palette.ground);
+  const scale = raster.height / (look.high - look.low); // pixels per byte
+  const row = (place) => Math.round(raster.height - (place - look.low) * scale);
+  for (const visible of visibleSpans(record, scene.sampling, look)) {
+    paintSpan(raster, record, scene.sampling, visible, row, palette);
+  }
+  paintBlocks(raster, record, scene, grouping, look, palette, row);
+  raster.show();
+}
+
+/** The spans in view, with the columns they cover. */
+function visibleSpans(record, sampling, look) {
+  const spans = [];
+  for (let s = 0; s < record.spans; s += 1) {
+    const top = record.spanPlace[s] + record.spanSize[s];
+    if (top <= look.low || record.spanPlace[s] >= look.high) continue;
+    const first = sampling.column(record.spanBorn[s]);
+    const last = sampling.column(record.spanDied[s]);
+    if (first < last) spans.push({ span: s, first, last });
+  }
+  return spans;
+}
+
+/**
+ * One span: its cached bytes look pinned while it holds any block, since only a whole segment can
+ * be returned. The recording's `held` ranges are empty for arenas, which give back single chunks.
+ */
+function paintSpan(raster, record, sampling, { span, first, last }, row, palette) {
+  const top = Math.max(row(record.spanPlace[span] + record.spanSize[span]), 0);
+  const bottom = Math.min(row(record.spanPlace[span]), raster.height);
+  const outlined = bottom - top >= 6;
+  const paint = (from, to, color, edge) => {
+    raster.fill(from, top, to, bottom, color);
+    if (outlined) raster.fill(from, top, to, top + 1, edge);
+  };
+  paint(first, last, palette.whole, palette.wholeEdge);
+  for (const [begin, end] of record.heldRanges(span, sampling.low, sampling.high)) {
+    const from = Math.max(sampling.column(begin), first);
+    const to = Math.min(sampling.column(end), last);
+    if (from < to) paint(from, to, palette.pinned, palette.pinnedEdge);
+  }
+  if (outlined && first > 0) raster.fill(first, top, first + 1, bottom, palette.wholeEdge);
+}
+
+function paintBlocks(raster, record, scene, grouping, look, palette, row) {
+  const { place, size } = record;
+  const colors = grouping.groups.map((group) => palette.group(group.color));
+  const shown = grouping.groups.map((group) => group.shown);
+  for (let k = 0; k < scene.length; k += 1) {
+    const i = scene.block[k];
+    if (place[i] >= look.high || place[i] + size[i] <= look.low || place[i] < 0) continue;
+    const first = scene.first[k];
+    const last = scene.gone[k];
+    const end = scene.freed[k];
+    const faded = !shown[grouping.of[i]] || (look.matches && !look.matches[i]);
+    const group = faded ? palette.muted : colors[grouping.of[i]];
+    const top = row(place[i] + size[i]);
+    const bottom = Math.max(row(place[i]), top + 1);
+    const color = i === look.selected ? palette.selected : palette.tone(group, i);
+    raster.fill(first, top, end, bottom, color);
+    if (end < last) raster.hatch(end, top, last, bottom, palette.pending, group.tones[0]);
+    if (bottom - top >= 5) raster.fill(first, top, last, top + 1, group.edge);
+  }
+}
