@@ -198,14 +198,12 @@ std::vector<Allocator::FreeRun> Allocator::missing_runs(const Request& request,
     Address room = 0;  // where the unmapped range ends that the last one lies in
     for (FreeRun run : free_runs(*request.home)) {
         if (run.mapped || run.arena != window.arena) continue;
-        room = run.end;
+        const Address end = run.end;
         run.begin = std::max(run.begin, page_floor(window.begin));
         run.end = std::min(run.end, page_ceiling(window.end()));
-        if (run.begin < run.end)
-            missing.push_back(run);
-        else if (run.begin >= page_ceiling(window.end()))
-            break;
-        if (run.end < room) break;
+        if (run.begin >= run.end) continue;
+        missing.push_back(run);
+        room = end;
     }
     if (missing.empty() || request.half().small) return missing;
     FreeRun& last = missing.back();

@@ -125,6 +125,7 @@ Bytes check_chunk_table(const ElasticState& state, const std::vector<const Segme
                 "a chunk is mapped whole, at one place");
         require(chunk.old_mappings == times[i], "a chunk counts its old mappings");
         if (chunk.arena) continue;
+        require(chunk.old_mappings == 0, "an idle chunk is mapped nowhere");
         ++idle;
         idle_bytes += chunk.size;
     }

@@ -100,9 +100,8 @@ bool Allocator::is_releasable(const Victim& victim) const {
 
 // How dear it is to take a chunk for a piece of `size` bytes.
 Allocator::Price Allocator::price(const Supply& supply, const Victim& victim, Bytes size) const {
-    if (victim.home->clock->is_done(victim.stamp)) {
-        if (victim.size == size) return Price::move;
-        if (is_releasable(victim)) return Price::release;
+    if (is_releasable(victim)) {
+        return victim.size == size ? Price::move : Price::release;
     } else if (captures_ == 0 && device_.can_alias()) {
         if (victim.size == size) return Price::alias;
         if (victim.size < size) return Price::alias_part;
@@ -237,7 +236,7 @@ Bytes Allocator::take(const Victim& victim, Price cost, Home& home, Address addr
             return victim.size;
         }
         if (!victim.home->clock->is_done(victim.stamp)) return 0;  // the device refused to map
-        // There was no event to be had, so the stream was waited for, and nothing runs there now.
+        wait_for(victim);  // there was no event to be had, and nothing runs there now
     }
     const Chunk chunk = elastic_.chunks[victim.chunk];
     elastic_.chunks.unmap(victim.chunk);

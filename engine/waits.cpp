@@ -111,7 +111,6 @@ bool Allocator::wait_for_oldest_pending() {
 void Allocator::count_idle(Bytes change) {
     reserved_ += change;
     statistics_.reserved_bytes.change(false, change);
-    default_pool_->reserved_bytes.change(false, change);
 }
 
 void Allocator::destroy(ChunkIndex chunk) {
@@ -165,6 +164,8 @@ void Allocator::drop_empty_arenas(const PoolHalf& half) {
 }
 
 void Allocator::release_all_chunks() {
+    for (auto& [stream, clock] : elastic_.clocks)
+        if (!clock.is_done(clock.frees)) device_.synchronize(stream);
     for (const OldMapping& old : elastic_.old_mappings) elastic_.chunks.unmap(old);
     for (ChunkIndex i = 1; i < elastic_.chunks.all().size(); ++i) {
         if (elastic_.chunks[i].handle == 0) continue;
