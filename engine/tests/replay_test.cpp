@@ -1,6 +1,8 @@
 // Tiny traces through the replay: held against a record, and under other settings.
 #include "engine/replay.hpp"
 
+#include <random>
+
 #include "engine/tests/check.hpp"
 
 using namespace tenure;
@@ -306,6 +308,43 @@ void test_until_and_timeline() {
     CHECK_EQUAL(all.timeline.requested.at(1), 0);
 }
 
+// Events that no allocator could have written: they may come from a damaged file. The replay ends,
+// with whatever result, and touches no memory that is not its own.
+void test_nonsense_ends() {
+    constexpr std::size_t length = 400;
+    constexpr std::int64_t allocations = 40;
+    for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+        std::mt19937_64 random(seed);
+        std::vector<std::uint8_t> action(length);
+        std::vector<Address> address(length);
+        std::vector<Bytes> size(length);
+        std::vector<Stream> stream(length);
+        std::vector<std::int32_t> pool(length);
+        std::vector<std::int64_t> allocation(length);
+        for (std::size_t i = 0; i < length; ++i) {
+            action[i] = static_cast<std::uint8_t>(random() % 9);
+            address[i] = base + 512 * (random() % 64) * (random() % 64);
+            size[i] = 1 + static_cast<Bytes>(random() % (64 * MiB) >> random() % 20);
+            stream[i] = random() % 2;
+            pool[i] = static_cast<std::int32_t>(random() % 2);
+            allocation[i] = static_cast<std::int64_t>(random() % allocations);
+        }
+        const TraceColumns trace{
+            action, address,     size, stream, pool, allocation, {PoolId{}, {0, 1}},
+            {},     allocations, {},   nothing};
+        Settings arenas;
+        arenas.expandable_segments = true;
+        arenas.device_memory = GiB;
+        ReplayOptions options;
+        options.compare = false;
+        for (const Settings& settings : {Settings{}, limited(100 * MiB), arenas}) {
+            const ReplayResult compared = replay(trace, settings, {}, {});
+            CHECK(compared.first_divergence.event >= 0);
+            replay(trace, settings, options, {});
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -320,5 +359,6 @@ int main() {
     test_max_split_size_with_arenas_grows_without_bound();
     test_the_end_of_a_private_pool_is_inferred();
     test_until_and_timeline();
+    test_nonsense_ends();
     return testing::result();
 }
