@@ -20,15 +20,22 @@ namespace {
 
 constexpr Bytes u = plan_unit;
 
-std::vector<Interval> some_intervals(std::size_t count, Moment moments, std::uint64_t seed,
-                                     Stream streams = 1) {
+// Mostly short lives and small sizes, some long and large. One draw a statement: the order in which
+// an expression draws is the compiler's choice.
+std::vector<Interval> some_intervals(std::size_t count, std::uint64_t moments, std::uint64_t seed,
+                                     std::uint64_t streams = 1) {
     std::mt19937_64 random(seed);
+    const auto below = [&](std::uint64_t limit) {
+        return static_cast<std::int64_t>(random() % limit);
+    };
     std::vector<Interval> intervals;
     for (std::size_t i = 0; i < count; ++i) {
-        const auto begin = static_cast<Moment>(random() % static_cast<std::uint64_t>(moments));
-        const auto life = 1 + static_cast<Moment>(random() % (random() % 4 ? 6 : 60));
-        const auto size = static_cast<Bytes>(1 + random() % (random() % 2 ? 4 : 40));
-        intervals.push_back({begin, begin + life, size * u, random() % streams});
+        const Moment begin = below(moments);
+        const bool long_life = below(4) == 0;
+        const Moment life = 1 + below(long_life ? 60 : 6);
+        const bool large = below(2) == 0;
+        const Bytes size = u * (1 + below(large ? 40 : 4));
+        intervals.push_back({begin, begin + life, size, static_cast<Stream>(below(streams))});
     }
     return intervals;
 }
@@ -97,7 +104,7 @@ void test_impossible_allocations_are_refused() {
 
 void test_points_keep_who_lives_together() {
     for (std::uint64_t seed = 0; seed < 20; ++seed) {
-        const auto intervals = some_intervals(60, 40 + static_cast<Moment>(seed * 20), seed);
+        const auto intervals = some_intervals(60, 40 + seed * 20, seed);
         const Points points = points_of(intervals);
         CHECK(points.count <= 60);
         for (std::size_t i = 0; i < intervals.size(); ++i) {
@@ -187,20 +194,15 @@ void test_packings_are_sound_and_near_the_bound() {
     CHECK_EQUAL(pack({}, {}).size, 0);
 }
 
-// Seeds at which the known orders leave more than the search will.
+// Crowded enough that the known orders, ten of them, leave more than the search will.
 void test_the_search_gets_below_every_known_order() {
-    int better = 0;
-    for (std::uint64_t seed = 0; seed < 10; ++seed) {
-        const auto intervals = some_intervals(60, 60, 100 + seed);
-        PackOptions options;
-        options.seconds = 10;  // it ends within 0.2 % of the bound, long before
-        const Packing packing = pack(intervals, options);
-        CHECK(static_cast<double>(packing.size) <=
-              1.002 * static_cast<double>(live_peak(intervals)));
-        better += packing.tries > 10;
-        CHECK(pack(intervals, options).offsets == packing.offsets);
-    }
-    CHECK(better > 0);
+    const auto intervals = some_intervals(200, 60, 1);
+    PackOptions options;
+    options.seconds = 60;  // it ends within 0.2 % of the bound, long before
+    const Packing packing = pack(intervals, options);
+    CHECK(packing.tries > 10);
+    CHECK(static_cast<double>(packing.size) <= 1.002 * static_cast<double>(live_peak(intervals)));
+    CHECK(pack(intervals, options).offsets == packing.offsets);
 }
 
 // Two neighbours in time and space, and a third beside them.
