@@ -27,22 +27,32 @@ function visibleSpans(record, sampling, look) {
 
 /**
  * One span: its cached bytes look pinned while it holds any block, since only a whole segment can
- * be returned. The recording's `held` ranges are empty for arenas, which give back single chunks.
+ * be returned. Arenas give back single chunks; the recording holds no ranges for them.
  */
 function paintSpan(raster, record, sampling, { span, first, last }, row, palette) {
   const top = Math.max(row(record.spanPlace[span] + record.spanSize[span]), 0);
   const bottom = Math.min(row(record.spanPlace[span]), raster.height);
+  if (top >= bottom) return;
   const outlined = bottom - top >= 6;
   const paint = (from, to, color, edge) => {
     raster.fill(from, top, to, bottom, color);
     if (outlined) raster.fill(from, top, to, top + 1, edge);
   };
   paint(first, last, palette.whole, palette.wholeEdge);
-  for (const [begin, end] of record.heldRanges(span, sampling.low, sampling.high)) {
-    const from = Math.max(sampling.column(begin), first);
-    const to = Math.min(sampling.column(end), last);
-    if (from < to) paint(from, to, palette.pinned, palette.pinnedEdge);
+  const held = record.held[span];
+  let from = first;
+  let to = first; // columns that hold a block, painted once the next gap is met
+  for (let at = record.firstHeld(span, sampling.low); at < held.length; at += 2) {
+    if (held[at] > sampling.high) break;
+    const begin = Math.max(sampling.column(held[at]), first);
+    const end = Math.min(sampling.column(held[at + 1]), last);
+    if (begin > to) {
+      if (from < to) paint(from, to, palette.pinned, palette.pinnedEdge);
+      from = begin;
+    }
+    to = Math.max(to, end);
   }
+  if (from < to) paint(from, to, palette.pinned, palette.pinnedEdge);
   if (outlined && first > 0) raster.fill(first, top, first + 1, bottom, palette.wholeEdge);
 }
 

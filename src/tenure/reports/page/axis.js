@@ -53,23 +53,9 @@ export class TimeAxis {
  * lasts. Positions never fall from left to right.
  */
 export class Sampling {
-  constructor(axis, x0, x1, width, live) {
+  constructor(axis, x0, x1, width, peaks) {
     this.width = width;
-    this.at = new Int32Array(width);
-    let next = axis.from(x0);
-    for (let c = 0; c < width; c += 1) {
-      const until = axis.from(x0 + ((c + 1) * (x1 - x0)) / width);
-      let best = Math.max(Math.min(next, live.length) - 1, 0);
-      if (next < until) {
-        best = next;
-        for (let p = next + 1; p < until && p < live.length; p += 1) {
-          if (live[p] > live[best]) best = p;
-        }
-        best = Math.min(best, live.length - 1);
-      }
-      this.at[c] = best;
-      next = Math.max(until, next);
-    }
+    this.at = positionsOf(axis, x0, x1, width, peaks);
     this.low = this.at[0];
     this.high = this.at[width - 1];
     this.#fillColumns();
@@ -91,19 +77,20 @@ export class Sampling {
   }
 }
 
-/** The most of a level within each pixel column, and what it was before the first. */
-export function mostPerColumn(axis, x0, x1, width, level) {
-  const most = new Float64Array(width);
-  let next = axis.from(x0);
+/** For each column of a range the position with most of a level, or the last one before it. */
+function positionsOf(axis, x0, x1, width, peaks) {
+  const at = new Int32Array(width);
+  const count = peaks.level.length;
+  let next = Math.min(axis.from(x0), count);
   for (let c = 0; c < width; c += 1) {
-    const until = Math.min(axis.from(x0 + ((c + 1) * (x1 - x0)) / width), level.length);
-    let value = level[Math.max(Math.min(next, level.length) - 1, 0)];
-    if (next < until) {
-      value = level[next];
-      for (let p = next + 1; p < until; p += 1) if (level[p] > value) value = level[p];
-    }
-    most[c] = value;
+    const until = Math.min(axis.from(x0 + ((c + 1) * (x1 - x0)) / width), count);
+    at[c] = next < until ? peaks.highest(next, until) : Math.max(next - 1, 0);
     next = Math.max(until, next);
   }
-  return most;
+  return at;
+}
+
+/** The most of a level within each pixel column. */
+export function mostPerColumn(axis, x0, x1, width, peaks) {
+  return Float64Array.from(positionsOf(axis, x0, x1, width, peaks), (p) => peaks.level[p]);
 }

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SCRIPTS = (
     "units.js",
     "decode.js",
+    "peaks.js",
     "record.js",
     "axis.js",
     "scene.js",

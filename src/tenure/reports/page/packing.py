@@ -70,7 +70,7 @@ def _stored(column: Column) -> tuple[NDArray[np.uint64], int]:
     if column.delta:
         steps = np.diff(values, prepend=0)
         return ((steps << 1) ^ (steps >> 63)).view(np.uint64), 0
-    base = int(values.min(initial=0))
+    base = int(values.min()) if len(values) else 0
     return (values - base).astype(np.uint64), base
 
 

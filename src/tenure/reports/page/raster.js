@@ -33,7 +33,9 @@ export class Raster {
     if (from >= to) return;
     const last = Math.min(bottom, this.height);
     for (let row = Math.max(top, 0); row < last; row += 1) {
-      pixels.fill(color, row * width + from, row * width + to);
+      const end = row * width + to;
+      if (to - from > 16) pixels.fill(color, row * width + from, end);
+      else for (let at = row * width + from; at < end; at += 1) pixels[at] = color;
     }
   }
 

@@ -1,5 +1,6 @@
 // The recording as the charts ask about it: allocations, segments and levels by position.
 // A position counts events: the state at position p is the state after the first p of them.
+import { Peaks } from "./peaks.js";
 
 const CHUNK = 512; // allocations that share an entry of the coarse index
 
@@ -27,6 +28,8 @@ export class Recording {
     this.live = this.#level(this.born, this.freed, this.size);
     this.pending = this.#level(this.freed, this.done, this.size);
     this.reserved = this.#level(this.spanBorn, this.spanDied, this.spanSize);
+    this.livePeaks = new Peaks(this.live);
+    this.reservedPeaks = new Peaks(this.reserved);
     this.peak = head.marks.find((mark) => mark.kind === "peak").position;
   }
 
@@ -95,19 +98,17 @@ export class Recording {
     this.held = ranges.map((range) => Uint32Array.from(range));
   }
 
-  /** Of those ranges of a span, the ones that reach into the positions [low, high]. */
-  *heldRanges(span, low, high) {
+  /** Index in `held[span]` of the first range that reaches beyond a position. */
+  firstHeld(span, position) {
     const held = this.held[span];
     let from = 0;
     let to = held.length / 2;
     while (from < to) {
       const middle = (from + to) >> 1;
-      if (held[middle * 2 + 1] <= low) from = middle + 1;
+      if (held[middle * 2 + 1] <= position) from = middle + 1;
       else to = middle;
     }
-    for (let at = from * 2; at < held.length && held[at] <= high; at += 2) {
-      yield [held[at], held[at + 1]];
-    }
+    return from * 2;
   }
 
   #level(begin, end, weight) {

@@ -8,29 +8,32 @@
 export class Scene {
   constructor(record, sampling) {
     this.sampling = sampling;
-    this.block = [];
-    this.first = [];
-    this.freed = [];
-    this.gone = [];
-    const { low, high, columns, width } = sampling;
-    const { born, freed, done } = record;
-    for (const [from, to] of record.stretchesBetween(low, high)) {
-      for (let i = from; i < to; i += 1) {
-        const begin = born[i];
-        const end = done[i];
-        if (begin > high || end <= low) continue;
-        const first = begin <= low ? 0 : columns[begin - low];
-        const gone = end > high ? width : columns[end - low];
-        if (first >= gone) continue;
-        this.block.push(i);
-        this.first.push(first);
-        this.freed.push(sampling.column(freed[i]));
-        this.gone.push(gone);
-      }
+    this.length = 0;
+    // The columns are as long as the recording and used for every frame: the last scene is lost.
+    record.scratch ??= Array.from({ length: 4 }, () => new Uint32Array(record.count));
+    [this.block, this.first, this.freed, this.gone] = record.scratch;
+    for (const [from, to] of record.stretchesBetween(sampling.low, sampling.high)) {
+      this.#take(record, from, to);
     }
   }
 
-  get length() {
-    return this.block.length;
+  #take(record, from, to) {
+    const { born, freed, done } = record;
+    const { low, high, columns, width } = this.sampling;
+    let length = this.length;
+    for (let i = from; i < to; i += 1) {
+      const begin = born[i];
+      const end = done[i];
+      if (begin > high || end <= low) continue;
+      const first = begin <= low ? 0 : columns[begin - low];
+      const gone = end > high ? width : columns[end - low];
+      if (first >= gone) continue;
+      this.block[length] = i;
+      this.first[length] = first;
+      this.freed[length] = end === freed[i] ? gone : this.sampling.column(freed[i]);
+      this.gone[length] = gone;
+      length += 1;
+    }
+    this.length = length;
   }
 }

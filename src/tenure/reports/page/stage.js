@@ -77,8 +77,8 @@ export class Stage {
     this.lanes.height = LANE * Math.max(order.length, 1);
     const width = this.live.measure(ratio);
     for (const plot of [this.overview, this.addresses, this.lanes]) plot.measure(ratio);
-    this.sampling = new Sampling(view.axis, view.x0, view.x1, width, record.live);
-    this.reserved = mostPerColumn(view.axis, view.x0, view.x1, width, record.reserved);
+    this.sampling = new Sampling(view.axis, view.x0, view.x1, width, record.livePeaks);
+    this.reserved = mostPerColumn(view.axis, view.x0, view.x1, width, record.reservedPeaks);
     const scene = new Scene(record, this.sampling);
     const look = view.look();
     const most = mostStacked(record, scene, view.grouping, look, this.reserved);
@@ -138,8 +138,8 @@ export class Stage {
     const key = `${width} ${view.axis.kind} ${document.documentElement.dataset.theme}`;
     if (this.overviewFor === key) return;
     this.overviewFor = key;
-    const live = mostPerColumn(view.axis, 0, view.axis.end, width, record.live);
-    const reserved = mostPerColumn(view.axis, 0, view.axis.end, width, record.reserved);
+    const live = mostPerColumn(view.axis, 0, view.axis.end, width, record.livePeaks);
+    const reserved = mostPerColumn(view.axis, 0, view.axis.end, width, record.reservedPeaks);
     const top = [...live, ...reserved].reduce((a, b) => Math.max(a, b), 1);
     const { palette } = this;
     paintOverview(this.overview.raster, live, reserved, top, palette.reserved, palette);
