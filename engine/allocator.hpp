@@ -139,6 +139,7 @@ class Allocator {
     // following.cpp. Each is false, or null, where the record cannot be right.
     bool release_at(Address address);  // a cached segment, or an arena's chunks around the address
     Block* allocate_whole(Address address, Bytes requested, Stream stream, PoolId pool);
+    Block* allocate_new(Bytes requested, Stream stream, PoolId pool);
     void pause_collection(bool paused) { collection_paused_ = paused; }
 
     // Every block, mapped or pending or live, by ascending address.

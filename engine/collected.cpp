@@ -10,8 +10,9 @@ namespace {
 // What is known of a run of releases before any of them is made.
 class Run {
   public:
-    Run(const Allocator& allocator, std::span<const SegmentEvent> releases, Bytes segment)
-        : allocator_(allocator), releases_(releases), segment_(segment) {
+    Run(const Allocator& allocator, std::span<const SegmentEvent> releases, Bytes segment,
+        bool waited)
+        : allocator_(allocator), releases_(releases), segment_(segment), waited_(waited) {
         const std::vector<SegmentEvent> all = allocator.releasable();
         for (std::size_t i = 0; i < all.size(); ++i) rank_.emplace(all[i].address, i);
         everything_ = releases.size() == all.size();
@@ -36,7 +37,7 @@ class Run {
         const Bytes limit = allocator_.settings().limit;
         const bool fits = limit == unlimited || reserved + segment_ <= limit;
         if (count == releases_.size()) return fits;
-        return everything_ && in_order(count) && (limit == unlimited || !fits);
+        return waited_ && everything_ && in_order(count) && (limit == unlimited || !fits);
     }
 
   private:
@@ -49,6 +50,7 @@ class Run {
     const Allocator& allocator_;
     std::span<const SegmentEvent> releases_;
     Bytes segment_;
+    bool waited_;
     std::unordered_map<Address, std::size_t> rank_;  // in the order of a retry
     bool everything_;
 };
@@ -62,15 +64,15 @@ bool begins_with(std::span<const SegmentEvent> releases, const std::vector<Addre
 }  // namespace
 
 std::size_t collected(const Allocator& allocator, std::span<const SegmentEvent> releases,
-                      Bytes segment) {
+                      Bytes segment, bool waited) {
     const bool limited = allocator.settings().limit != unlimited;
     const std::vector<Address> ours = allocator.collectable();
     if (limited && ours.empty()) return 0;
-    const Run run(allocator, releases, segment);
+    const Run run(allocator, releases, segment, waited);
     if (!run.known()) return 0;
     if (limited && begins_with(releases, ours) && run.splits_at(ours.size())) return 0;
     // Without a limit, all in order is a plain retry or an empty_cache().
-    for (std::size_t count = limited ? 1 : 0; count <= releases.size(); ++count)
+    for (std::size_t count = limited || !waited ? 1 : 0; count <= releases.size(); ++count)
         if (run.splits_at(count)) return count;
     return 0;
 }

@@ -45,4 +45,12 @@ Block* Allocator::allocate_whole(Address address, Bytes requested, Stream stream
     return nullptr;
 }
 
+// A request that was searched for, in vain, before the recording began.
+Block* Allocator::allocate_new(Bytes requested, Stream stream, PoolId pool) {
+    const Request request = plan(requested, stream, pool);
+    Block* block = grow(request, false);
+    if (!block) fail(request);
+    return hand_out(block, request);
+}
+
 }  // namespace tenure

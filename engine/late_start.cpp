@@ -45,6 +45,28 @@ void LateStart::fit(Bytes requested, Stream stream, PoolId pool, Address recorde
     }
 }
 
+void LateStart::fit_releases(std::span<const SegmentEvent> recorded) {
+    if (ages_.empty()) return;
+    for (std::size_t i = 1; i < recorded.size(); ++i) {
+        const SegmentEvent& first = recorded[i - 1];
+        const SegmentEvent& second = recorded[i];
+        if (first.size != second.size || first.action != second.action) continue;
+        const Block* older_one = whole_segment(first);
+        const Block* younger_one = whole_segment(second);
+        if (!older_one || !younger_one) continue;
+        if (older_one->segment->home != younger_one->segment->home) continue;
+        if (older_one->order > younger_one->order) older(older_one, younger_one);
+    }
+}
+
+// The block that a segment_free returns; null for anything else.
+const Block* LateStart::whole_segment(const SegmentEvent& event) const {
+    if (event.action != Action::segment_free) return nullptr;
+    for (auto& segment : allocator_.segments_)
+        if (segment->address == event.address && !segment->is_arena()) return segment->first;
+    return nullptr;
+}
+
 // Gives the front of a free block to the one before it, so that it no longer serves the request.
 bool LateStart::shrink(Block* block, Bytes rounded) {
     Block* before = block->previous;

@@ -9,6 +9,7 @@
 
 #include <map>
 #include <set>
+#include <span>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -30,6 +31,9 @@ class LateStart {
     // `recorded` is the block's address, 0 if the request failed.
     void fit(Bytes requested, Stream stream, PoolId pool, Address recorded);
 
+    // The same for releases that the record makes in a row: of equal segments the older goes first.
+    void fit_releases(std::span<const SegmentEvent> recorded);
+
     // Blocks found to be larger than assumed, with the bytes to add.
     const std::map<Number, Bytes>& larger() const { return larger_; }
 
@@ -39,6 +43,7 @@ class LateStart {
 
     bool shrink(Block* block, Bytes rounded);
     void remember(const Block* taken);
+    const Block* whole_segment(const SegmentEvent& event) const;
     bool older(const Block* chosen, const Block* ours);
     bool put_before(Age first, Age second);
     bool leads_to(Age from, Age to) const;

@@ -36,6 +36,8 @@ class RecordedDevice : public VirtualDevice {
     }
 
     Address reserve(Bytes size, Bytes granule) override {
+        // An arena that a refused request may have reserved shows only in its first map.
+        if (refuses(granule)) return 0;
         const SegmentEvent* next = upcoming();
         if (!next || next->action != Action::segment_map)
             return VirtualDevice::reserve(size, granule);

@@ -31,6 +31,7 @@ struct Group {
     std::size_t releases = 0;              // leading ones among `expected`
     std::int64_t first_release = -1;       // event
     std::size_t owner = 0;                 // event behind the run
+    bool waited = false;                   // the completions end every wait, as a retry's do
 };
 
 class Replay {
@@ -71,6 +72,7 @@ class Replay {
     bool late() const { return !trace_.start.empty(); }
     bool follows(const Group& group, std::size_t begin);
     PoolId request_pool(std::size_t i) const;
+    PoolId failing_pool(std::size_t i);
     bool would_release(std::size_t i);
     bool served_from_cache(std::size_t i);
     bool collects_unknown() const;
@@ -101,6 +103,7 @@ class Replay {
     Group group_;
     ReplayResult result_;
     bool stopped_ = false;
+    bool resumes_ = false;  // the request at hand was searched for before the recording began
 };
 
 void Replay::restore() {
@@ -217,7 +220,9 @@ bool Replay::alloc(std::size_t i) {
         late_start_.fit(trace_.size[i], trace_.stream[i], pool, trace_.address[i]);
     try {
         Block* block = nullptr;
-        if (i == 0 && late() && options_.compare)
+        if (resumes_)
+            block = allocator_.allocate_new(trace_.size[i], trace_.stream[i], pool);
+        else if (i == 0 && late() && options_.compare)
             block = allocator_.allocate_whole(trace_.address[i], trace_.size[i], trace_.stream[i],
                                               pool);
         if (!block) block = allocator_.allocate(trace_.size[i], trace_.stream[i], pool);
@@ -263,7 +268,7 @@ void Replay::failed(std::size_t i, const OutOfMemory& error, std::int64_t retrie
 // recorded run did not use it, so it is given back.
 void Replay::attempt(std::size_t i) {
     const std::int64_t retries = allocator_.statistics().num_alloc_retries;
-    const PoolId pool = request_pool(i);
+    const PoolId pool = options_.compare ? failing_pool(i) : request_pool(i);
     if (options_.compare) late_start_.fit(trace_.size[i], trace_.stream[i], pool, 0);
     try {
         Block* block = allocator_.allocate(trace_.size[i], trace_.stream[i], pool);
@@ -366,11 +371,16 @@ void Replay::settle(std::size_t& i) {
     const bool all_pending = group_.completions.size() == allocator_.held();
     // Completions that end every wait just before a release, or before a request that failed after
     // all, belong to the retry's own wait.
-    const bool synchronised = (group_.releases > 0 || owner == Action::oom) && all_pending;
+    // A recording that began with releases may have begun amid a request.
+    const bool cut = late() && begin == 0 && group_.releases > 0;
+    const bool synchronised =
+        ((group_.releases > 0 && !cut) || owner == Action::oom) && all_pending;
+    group_.waited = synchronised;
     if (!synchronised)
         for (std::size_t event : group_.completions) complete(event);
     log_.clear();
     device_.expect(group_.expected, &log_, owner == Action::oom);
+    late_start_.fit_releases(group_.expected);
     if (group_.releases > 0 && !follows(group_, begin) &&
         !(requests && explained_by_request(group_)))
         infer_calls(group_, begin);
@@ -382,6 +392,7 @@ void Replay::settle(std::size_t& i) {
             attempt(group_.owner);
     }
     allocator_.pause_collection(false);
+    resumes_ = false;
     if (synchronised)
         for (std::size_t event : group_.completions) complete(event);
     compare_segments(group_, begin);
@@ -418,14 +429,19 @@ bool Replay::follows(const Group& group, std::size_t begin) {
     const bool requests = owner < end_ && (trace_.action_at(owner) == Action::alloc ||
                                            trace_.action_at(owner) == Action::oom);
     std::size_t count = 0;
-    if (late() && begin == 0) {
+    if (late() && begin == 0 && !(requests && trace_.action_at(owner) == Action::oom)) {
+        const bool asks = requests && group.expected.size() > releases.size();
         const bool all = allocator_.releasable().size() == releases.size();
-        if (!all || (requests && group.expected.size() > releases.size() && !would_release(owner)))
+        if (!all || (asks && !would_release(owner))) {
             count = releases.size();
+            resumes_ = asks;
+        }
     }
     if (count == 0 && requests && (collects_unknown() || late()) &&
-        allocator_.settings().garbage_collection_threshold > 0 && !served_from_cache(owner))
-        count = collected(allocator_, releases, allocator_.segment_for(trace_.size[owner]));
+        allocator_.settings().garbage_collection_threshold > 0 && !served_from_cache(owner)) {
+        const bool waited = allocator_.held() == 0 || group.waited;
+        count = collected(allocator_, releases, allocator_.segment_for(trace_.size[owner]), waited);
+    }
     for (const SegmentEvent& event : releases.first(count)) allocator_.release_at(event.address);
     allocator_.pause_collection(count > 0);
     return count > 0;
@@ -433,6 +449,17 @@ bool Replay::follows(const Group& group, std::size_t begin) {
 
 PoolId Replay::request_pool(std::size_t i) const {
     return trace_.pools[static_cast<std::size_t>(std::max(trace_.pool[i], 0))];
+}
+
+// Up to torch 2.11 a failure names neither pool nor address: it was of a pool that cannot serve it.
+PoolId Replay::failing_pool(std::size_t i) {
+    const PoolId named = request_pool(i);
+    if (allocator_.settings().torch_version > TorchVersion{2, 11}) return named;
+    for (const auto& [id, pool] : allocator_.pools()) {
+        if (!served_from_cache(i)) break;
+        if (!allocator_.serves_from_cache(trace_.size[i], trace_.stream[i], id)) return id;
+    }
+    return named;
 }
 
 bool Replay::would_release(std::size_t i) {

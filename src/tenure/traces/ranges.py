@@ -12,9 +12,10 @@ from tenure.traces.columns import Action
 
 if TYPE_CHECKING:
     from tenure.settings import AllocatorSettings
-    from tenure.traces.columns import Events, Segments
+    from tenure.traces.columns import Addresses, Events, Ints, Segments
 
 SMALL_SEGMENT = 2 << 20  # bytes; kSmallBuffer, the only size of a small pool's segments
+SMALL_REQUEST = 1 << 20  # bytes; the most that small pools serve (kSmallSize)
 NEVER = 1 << 62
 
 
@@ -68,6 +69,9 @@ class Undoing:
             self.contradictions.append(start)
             return
         taken = self.spans[first : last + 1]
+        if not taken[0].arena and (taken[0].start, taken[-1].end) != (start, end):
+            self.contradictions.append(start)  # a cudaMalloc is undone whole
+            return
         around = [replace(taken[0], end=start), replace(taken[-1], start=end)]
         self.spans[first : last + 1] = [s for s in around if s.start < s.end]
         self.closed += [
@@ -84,10 +88,49 @@ class Undoing:
             return
         self.spans.insert(i, span)
 
-    def resembling(self, start: int, stream: int) -> Span | None:
-        """The nearest arena span of the stream: the same arena, as far as can be told."""
-        near = [s for s in self.spans + self.closed if s.arena and s.stream == stream]
-        return min(near, key=lambda s: abs(s.start - start), default=None)
+
+class ArenaOwners:
+    """Whose an unmapped range of addresses was, from what is mapped around it at other times."""
+
+    def __init__(self, events: Events, end: list[Span], settings: AllocatorSettings) -> None:
+        """Takes the runs of the end state and all maps of the recording."""
+        chosen = np.flatnonzero(events.action == Action.SEGMENT_MAP)
+        chosen = chosen[np.argsort(events.address[chosen], kind="stable")]
+        self._maps: list[int] = events.address[chosen].tolist()
+        self._sizes: list[int] = events.size[chosen].tolist()
+        self._reach = settings.device_memory + settings.device_memory // 8
+        self._granule = settings.large_segment_size
+        self._events = events
+        self._uses: tuple[Addresses, Ints] | None = None  # of blocks: address, bytes asked for
+        self._runs: dict[tuple[int, bool], list[tuple[int, int]]] = {}  # (start, pool), ascending
+        for span in end:
+            if span.arena:
+                self._runs.setdefault((span.stream, span.small), []).append((span.start, span.pool))
+
+    def is_small(self, start: int, size: int) -> bool:
+        """Whether the range belonged to a small pool, which maps single chunks of 2 MiB."""
+        if size % self._granule:
+            return True
+        i = bisect.bisect_right(self._maps, start) - 1
+        if i >= 0 and start < self._maps[i] + self._sizes[i]:
+            return self._sizes[i] == SMALL_SEGMENT
+        return self._holds_small_blocks(start, start + size)
+
+    def _holds_small_blocks(self, start: int, end: int) -> bool:
+        if self._uses is None:
+            chosen = np.flatnonzero(self._events.action <= Action.FREE_COMPLETED)
+            chosen = chosen[np.argsort(self._events.address[chosen])]
+            self._uses = (self._events.address[chosen], self._events.size[chosen])
+        places, sizes = self._uses
+        first, last = np.searchsorted(places, np.array([start, end], np.uint64))
+        return bool(first < last and sizes[first] <= SMALL_REQUEST)
+
+    def pool(self, start: int, stream: int, *, small: bool) -> int:
+        """The pool of the nearest run of such an arena; the default one where none is in reach."""
+        runs = self._runs.get((stream, small), [])
+        i = bisect.bisect_right(runs, (start, 0))
+        near = min(runs[max(i - 1, 0) : i + 1], key=lambda run: abs(run[0] - start), default=None)
+        return near[1] if near and abs(near[0] - start) < self._reach else 0
 
 
 def undo_segments(events: Events, end: Segments, settings: AllocatorSettings) -> Undoing:
@@ -102,19 +145,19 @@ def undo_segments(events: Events, end: Segments, settings: AllocatorSettings) ->
         The spans before the first event, those given since, and addresses that do not fit.
     """
     order = np.argsort(end.address, kind="stable")
-    undoing = Undoing(
-        [
-            Span(
-                int(end.address[i]),
-                int(end.address[i]) + int(end.size[i]),
-                int(end.stream[i]),
-                int(end.pool[i]),
-                bool(end.small[i]),
-                bool(end.arena[i]),
-            )
-            for i in order
-        ]
-    )
+    spans = [
+        Span(
+            int(end.address[i]),
+            int(end.address[i]) + int(end.size[i]),
+            int(end.stream[i]),
+            int(end.pool[i]),
+            bool(end.small[i]),
+            bool(end.arena[i]),
+        )
+        for i in order
+    ]
+    owners = ArenaOwners(events, spans, settings)
+    undoing = Undoing(spans)
     chosen = np.flatnonzero(
         (events.action >= Action.SEGMENT_ALLOC) & (events.action <= Action.SEGMENT_UNMAP)
     )
@@ -124,14 +167,11 @@ def undo_segments(events: Events, end: Segments, settings: AllocatorSettings) ->
         if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
             undoing.undo_gift(i, start, start + size)
             continue
-        stream = int(events.stream[i])
-        pool = max(int(events.pool[i]), 0)
+        stream, pool = int(events.stream[i]), int(events.pool[i])
         arena = action == Action.SEGMENT_UNMAP
-        small = size == SMALL_SEGMENT
-        if arena:
-            near = undoing.resembling(start, stream)
-            small = near.small if near else size % settings.large_segment_size != 0
-            pool = near.pool if near and events.pool[i] < 0 else pool
+        small = owners.is_small(start, size) if arena else size == SMALL_SEGMENT
+        if pool < 0:
+            pool = owners.pool(start, stream, small=small) if arena else 0
         undoing.undo_return(Span(start, start + size, stream, pool, small, arena, died=i))
     undoing.closed.extend(undoing.spans)
     return undoing
