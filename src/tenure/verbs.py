@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+import tenure.reports.notebook  # noqa: F401  gives results the HTML that notebooks show
 from tenure import diagnoses, replays, snapshots
 from tenure.units import parse_size
 

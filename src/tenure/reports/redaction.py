@@ -7,6 +7,7 @@ another known package from the package's name on, and the names of methods that 
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ PACKAGES = _words(
     transformer_engine transformers triton trl unsloth vllm xformers
     """
 )
-# Parts of torch that a copy of it outside the folder of packages is told by.
+# Parts of torch by which a checkout of its source is told.
 TORCH_PARTS = _words(
     """
     _C _dynamo _functorch _higher_order_ops _inductor _library _ops.py _tensor.py amp ao
@@ -147,9 +148,10 @@ def public_path(path: str) -> str | None:
     for at, part in enumerate(parts[:-1]):
         if _PACKAGES.search(part) and parts[at + 1] in PACKAGES:
             return "/".join(["site-packages", *parts[at + 1 :]])
-        if _STANDARD.match(part) and "site-packages" not in parts and "dist-packages" not in parts:
+        module = parts[at + 1].removesuffix(".py")
+        if _STANDARD.match(part) and module in sys.stdlib_module_names:
             return "/".join(["python/lib/python3", *parts[at + 1 :]])
-        if part == "torch" and parts[at + 1] in TORCH_PARTS:
+        if part == "torch" and parts[at - 1] == "pytorch" and parts[at + 1] in TORCH_PARTS:
             return "/".join(["source", *parts[at:]])
     return None
 
