@@ -296,18 +296,19 @@ void Allocator::drop_segment(Segment* segment) {
 void Allocator::count_reserved(Home& home, Bytes change) {
     reserved_ += change;
     statistics_.reserved_bytes.change(home.half->small, change);
-    home.half->pool->reserved_bytes.change(home.half->small, change);
+    if (home.half->pool->is_private())
+        private_reserved_[home.half->pool->id].change(home.half->small, change);
 }
 
 void Allocator::reset_peak() {
     elastic_.live_peak = std::max(elastic_.live_peak, statistics_.active_bytes.all.peak);
     statistics_.reset_peak();
-    for (auto& [id, pool] : pools_) pool->reserved_bytes.reset_peak();
+    for (auto& [id, counter] : private_reserved_) counter.reset_peak();
 }
 
 void Allocator::reset_accumulated() {
     statistics_.reset_accumulated();
-    for (auto& [id, pool] : pools_) pool->reserved_bytes.reset_accumulated();
+    for (auto& [id, counter] : private_reserved_) counter.reset_accumulated();
 }
 
 void Allocator::log(Action action, Address address, Bytes size, const Home& home) {

@@ -148,6 +148,8 @@ class Allocator {
     void log_to(std::vector<SegmentEvent>* log) { log_ = log; }
 
     const std::map<PoolId, std::unique_ptr<Pool>>& pools() const { return pools_; }
+    // Of each private pool that ever had memory, also of those that are gone.
+    const std::map<PoolId, PoolCounter>& private_reserved() const { return private_reserved_; }
     const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
 
   private:
@@ -236,6 +238,7 @@ class Allocator {
     Bytes merge(Block* block, Block* neighbour);
     void poll_events();
     void wait_for_all_events();
+    void wait_for_events(const Pool& pool);
     void retire(PendingEvent pending);
     void resume_deferred();
 
@@ -247,6 +250,7 @@ class Allocator {
     void release_freeable_pools();
     void release_half(PoolHalf& half);
     void release_in_arena(Block* block);
+    void drop_arena(Block* block);
     void release_pool_memory(Pool& pool);
     void release_segment(Block* block);
 
@@ -329,6 +333,7 @@ class Allocator {
     std::uint64_t next_event_ = 0;
 
     std::map<PoolId, std::unique_ptr<Pool>> pools_;
+    std::map<PoolId, PoolCounter> private_reserved_;
     Pool* default_pool_;
     std::vector<std::unique_ptr<Segment>> segments_;
     std::map<Stream, std::deque<PendingEvent>> events_;

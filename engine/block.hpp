@@ -19,6 +19,12 @@ enum class BlockState : std::uint8_t {
     unmapped = 3,  // addresses of an arena without memory behind them
 };
 
+// Another stream that works on a block. What a capture recorded is over when the capture ends.
+struct Use {
+    Stream stream;
+    bool in_capture;
+};
+
 struct Block {
     Address address = 0;
     Bytes size = 0;
@@ -38,7 +44,7 @@ struct Block {
     std::int64_t searches_seen = 0;  // pool searches so far when it became cached (its age base)
     std::uint64_t stamp = 0;         // elastic rules: of the newest free in it, see StreamClock
     std::int64_t tag = -1;           // the caller's name for the allocation; replay: its number
-    std::vector<Stream> uses;  // streams named by record_stream since the block was handed out
+    std::vector<Use> uses;           // named by record_stream since the block was handed out
 
     bool is_split() const { return previous != nullptr || next != nullptr; }
     bool is_mapped() const { return state != BlockState::unmapped; }

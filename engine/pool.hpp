@@ -9,7 +9,6 @@
 
 #include "engine/free_list.hpp"
 #include "engine/segment.hpp"
-#include "engine/statistics.hpp"
 
 namespace tenure {
 
@@ -61,7 +60,6 @@ struct Pool {
     PoolHalf large;
     int use_count = 0;               // private pools: captures and owners that still hold it
     std::int64_t device_allocs = 0;  // private pools: PyTorch's cudaMalloc_count
-    PoolCounter reserved_bytes;      // of this pool alone
     bool use_on_oom = false;         // its free blocks may serve requests that would fail
     bool no_split = false;           // blocks are handed out whole
 

@@ -95,7 +95,9 @@ void Allocator::release_freeable_pools() {
 void Allocator::empty_cache(PoolId id) {
     if (id.is_default()) return empty_cache();
     const auto place = pools_.find(id);
-    if (place != pools_.end() && place->second->use_count == 0) release_pool_memory(*place->second);
+    if (place == pools_.end() || place->second->use_count > 0) return;
+    wait_for_events(*place->second);
+    release_pool_memory(*place->second);
 }
 
 // Returns what the pool has cached, and drops the pool once the driver has everything back.
@@ -103,8 +105,12 @@ void Allocator::release_pool_memory(Pool& pool) {
     release_half(pool.small);
     release_half(pool.large);
     if (pool.device_allocs != 0) return;
-    for (auto& segment : segments_)
-        if (segment->home->half->pool == &pool) return;
+    for (std::size_t i = segments_.size(); i-- > 0;) {
+        Segment& segment = *segments_[i];
+        if (segment.home->half->pool != &pool) continue;
+        if (segment.first->is_mapped() || segment.first->is_split()) return;
+        drop_arena(segment.first);  // reserved, but its first chunk was refused
+    }
     pools_.erase(pool.id);
 }
 
@@ -131,7 +137,11 @@ void Allocator::release_half(PoolHalf& half) {
 // Unmaps what it can of a cached block, and drops the arena once all of it is unmapped.
 void Allocator::release_in_arena(Block* block) {
     unmap(block);
-    if (block->is_mapped() || block->is_split()) return;
+    if (!block->is_mapped() && !block->is_split()) drop_arena(block);
+}
+
+// pre: the block is all of its arena, and unmapped.
+void Allocator::drop_arena(Block* block) {
     Segment* arena = block->segment;
     arena->home->unmapped.erase(block);
     device_.unreserve(arena->address, arena->size);

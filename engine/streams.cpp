@@ -11,8 +11,12 @@ namespace tenure {
 
 void Allocator::record_stream(Block* block, Stream stream) {
     if (stream == block->segment->home->stream) return;
-    if (std::find(block->uses.begin(), block->uses.end(), stream) == block->uses.end())
-        block->uses.push_back(stream);
+    const auto known = std::find_if(block->uses.begin(), block->uses.end(),
+                                    [&](const Use& use) { return use.stream == stream; });
+    if (known == block->uses.end())
+        block->uses.push_back({stream, captures_ > 0});
+    else
+        known->in_capture = known->in_capture || captures_ > 0;
 }
 
 void Allocator::start_waiting(Block* block) {
@@ -38,7 +42,7 @@ void Allocator::free(Block* block) {
 // One event on each stream that used the block, behind everything queued there until now. Where the
 // device has no event left, the wait is over before this returns.
 void Allocator::record_events(Block* block) {
-    for (Stream stream : block->uses) {
+    for (const auto [stream, in_capture] : block->uses) {
         const EventHandle event = device_.record_event(stream);
         if (event == 0) {
             device_.synchronize(stream);
@@ -52,7 +56,10 @@ void Allocator::record_events(Block* block) {
 }
 
 void Allocator::resume_deferred() {
-    for (Block* block : deferred_) record_events(block);
+    for (Block* block : deferred_) {
+        std::erase_if(block->uses, [](const Use& use) { return use.in_capture; });
+        record_events(block);
+    }
     deferred_.clear();
 }
 
@@ -99,6 +106,31 @@ void Allocator::wait_for_all_events() {
     std::vector<Block*> held;
     held.swap(held_);
     for (Block* block : held) {
+        block->waiting_events = 0;
+        make_cached(block);
+    }
+}
+
+void Allocator::wait_for_events(const Pool& pool) {
+    ++statistics_.num_sync_all_streams;
+    auto mine = [&](const Block* block) { return block->segment->home->half->pool == &pool; };
+    for (auto& [stream, queue] : events_) {
+        std::deque<PendingEvent> others;
+        for (const PendingEvent& pending : queue) {
+            if (!mine(pending.block)) {
+                others.push_back(pending);
+                continue;
+            }
+            device_.wait(pending.event);
+            retire(pending);
+        }
+        queue.swap(others);
+    }
+    const auto first = std::stable_partition(held_.begin(), held_.end(),
+                                             [&](const Block* block) { return !mine(block); });
+    const std::vector<Block*> done(first, held_.end());
+    held_.erase(first, held_.end());
+    for (Block* block : done) {
         block->waiting_events = 0;
         make_cached(block);
     }

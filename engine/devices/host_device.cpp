@@ -28,6 +28,7 @@ Address HostDevice::create_segment(Bytes size) {
 }
 
 void HostDevice::destroy_segment(Address address, Bytes size) {
+    finish_all();
     munmap(pointer(address), static_cast<std::size_t>(size));
     give_back(size);
 }

@@ -1,6 +1,7 @@
 // What the devices without a GPU share: a capacity, and events that their owner completes.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -21,7 +22,11 @@ class ManualDevice : public Device {
         if (finishes_at_once_) return true;
         return finished != finished_.end() && event <= finished->second;
     }
-    void wait(EventHandle event) override { finish(events_.at(event)); }
+    // Work on a stream is done in order, so everything before the event is done too.
+    void wait(EventHandle event) override {
+        EventHandle& newest = finished_[events_.at(event)];
+        newest = std::max(newest, event);
+    }
     void release_event(EventHandle event) override { events_.erase(event); }
     void synchronize(Stream stream) override { finish(stream); }
     bool make_stream_wait(Stream stream, EventHandle event) override {
@@ -43,6 +48,11 @@ class ManualDevice : public Device {
 
     // Work is over as soon as it is queued: every event is done when recorded.
     void finish_at_once() { finishes_at_once_ = true; }
+
+    // As a cudaFree does: it waits for all work on the device.
+    void finish_all() {
+        for (const auto& [event, stream] : events_) finish(stream);
+    }
 
     Bytes used() const { return used_; }  // bytes of segments and chunks
     // Counts bytes against the capacity; false, and nothing counted, if they do not fit.

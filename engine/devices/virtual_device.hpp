@@ -15,7 +15,10 @@ class VirtualDevice : public ManualDevice {
         : ManualDevice(capacity), placement_(placement) {}
 
     Address create_segment(Bytes size) override;
-    void destroy_segment(Address, Bytes size) override { give_back(size); }
+    void destroy_segment(Address, Bytes size) override {
+        finish_all();
+        give_back(size);
+    }
     Address reserve(Bytes size, Bytes granule) override;
     void unreserve(Address, Bytes) override {}
     ChunkHandle create_chunk(Bytes size) override { return take(size) ? next_chunk_++ : 0; }

@@ -209,12 +209,11 @@ namespace {
 nb::dict allocator_statistics(const Allocator& allocator) {
     nb::dict out = statistics_dict(allocator.statistics(), allocator.settings());
     if (allocator.settings().torch_version < TorchVersion{2, 13}) return out;
-    for (auto& [id, pool] : allocator.pools())
-        if (pool->is_private())
-            add_pool_counter(out,
-                             "reserved_bytes_by_private_pools." + std::to_string(id.capture) + "_" +
-                                 std::to_string(id.user),
-                             pool->reserved_bytes);
+    for (auto& [id, counter] : allocator.private_reserved())
+        add_pool_counter(out,
+                         "reserved_bytes_by_private_pools." + std::to_string(id.capture) + "_" +
+                             std::to_string(id.user),
+                         counter);
     return out;
 }
 

@@ -346,23 +346,7 @@ EXAMPLES = PROFILE.max_examples if PROFILE else 100
 # --- the engine -----------------------------------------------------------------------------------
 
 
-RETURNED = "returning a segment does not wait for the device, as cudaFree does"
-CAPTURED = "uses recorded during a capture are waited for, though the end of the capture was"
-POOLED = "empty_cache_pool does not wait for the pool's events; statistics of a pool come and go"
-DIFFER = {"streams": RETURNED, "captures": CAPTURED, "overflow": POOLED, "pools": POOLED}
-
-
-def moods() -> list[Any]:
-    """Where the engine is known to differ, the test fails as soon as it no longer does."""
-    return [
-        pytest.param(mood, marks=pytest.mark.xfail(reason=DIFFER[mood], raises=DifferenceError))
-        if mood in DIFFER
-        else mood
-        for mood in MOODS
-    ]
-
-
-@pytest.mark.parametrize("mood", moods())
+@pytest.mark.parametrize("mood", MOODS)
 @settings(thorough, max_examples=8 * EXAMPLES)
 @given(machine=MACHINES, data=st.data())
 def test_engine_equals_model(mood: str, machine: Machine, data: st.DataObject) -> None:
