@@ -69,7 +69,8 @@ function paintBlocks(raster, record, scene, grouping, look, palette, row) {
     const faded = !shown[grouping.of[i]] || (look.matches && !look.matches[i]);
     const group = faded ? palette.muted : colors[grouping.of[i]];
     const top = row(place[i] + size[i]);
-    const bottom = Math.max(row(place[i]), top + 1);
+    const least = i === look.selected ? 3 * raster.ratio : 1;
+    const bottom = Math.max(row(place[i]), top + least);
     const color = i === look.selected ? palette.selected : palette.tone(group, i);
     raster.fill(first, top, end, bottom, color);
     if (end < last) raster.hatch(end, top, last, bottom, palette.pending, group.tones[0]);

@@ -7,6 +7,7 @@ export function make(tag, kind = "", properties = {}, ...children) {
   if (kind) element.className = kind;
   for (const [name, value] of Object.entries(properties)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "title") element.title = visible(value);
     else if (name in element) element[name] = value;
     else element.setAttribute(name, value);
   }

@@ -132,7 +132,8 @@ class Controls {
         chip.replaceChildren(swatch, make("span", "name", {}, visible(group.name)), size);
         return chip;
       });
-    byId("legend").replaceChildren(...chips);
+    const title = make("span", "quiet", {}, "at the moment:");
+    byId("legend").replaceChildren(title, ...chips);
     byId("cache-key").hidden = !view.look().showsCache;
   }
 }

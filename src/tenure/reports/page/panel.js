@@ -193,11 +193,12 @@ export class Panel {
   #blockButton(allocation) {
     const { record, view } = this;
     const site = record.head.sites[record.site[allocation]];
-    const label = `${formatBytes(record.size[allocation])}  ${site}`;
-    return button("row", label, () => {
+    const label = `${formatBytes(record.size[allocation])} #${allocation} ${site}`;
+    const act = () => {
       view.select(allocation);
       this.open("block");
-    });
+    };
+    return button("row", label, act, { title: label });
   }
 
   #blocks(blocks) {
@@ -341,6 +342,7 @@ export class Panel {
           library ? "library" : "own",
           {},
           make("span", "function", {}, frame.name),
+          " ",
           make(
             "span",
             "file",

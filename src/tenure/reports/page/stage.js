@@ -52,6 +52,7 @@ export class Stage {
   /** Paints everything before the next frame; several requests are one. */
   request() {
     this.dirty = true;
+    this.#hideTips();
     this.#schedule();
   }
 
@@ -68,9 +69,11 @@ export class Stage {
     });
   }
 
-  draw() {
+  /** Paints what is in sight; the rest soon after, when nothing else is asked for. */
+  draw(everything = false) {
     const begin = performance.now();
     this.dirty = false;
+    clearTimeout(this.rest);
     const { view, record } = this;
     const ratio = Math.min(devicePixelRatio || 1, 2);
     const order = this.#laneOrder();
@@ -86,21 +89,22 @@ export class Stage {
     const { palette } = this;
     const high = { ...look, top: this.top };
     paintLive(this.live.raster, record, scene, view.grouping, high, palette);
-    if (this.addresses.inSight()) {
+    const [addresses, lanes] = [this.addresses, this.lanes].map(
+      (plot) => everything || plot.inSight(),
+    );
+    if (addresses) {
       paintAddresses(this.addresses.raster, record, scene, view.grouping, look, palette);
-    } else this.missed = true;
-    if (this.lanes.inSight()) this.#drawLanes(scene, order);
-    else this.missed = true;
+    }
+    if (lanes) this.#drawLanes(scene, order);
+    this.missed = !addresses || !lanes;
+    if (this.missed) this.rest = setTimeout(() => this.draw(true), 200);
     this.#drawOverview(width);
     this.lastDraw = performance.now() - begin;
   }
 
   /** Paints what came into sight since it was left out. */
   scrolled() {
-    if (this.missed) {
-      this.missed = false;
-      this.request();
-    }
+    if (this.missed) this.request();
   }
 
   #laneOrder() {
@@ -157,6 +161,7 @@ export class Stage {
     for (const plot of [live, addresses, lanes]) {
       plot.labelBelow(x0, x1, axis);
       this.#steps(plot);
+      this.#lifeOfSelected(plot);
       this.#marks(plot);
       if (this.spanned) this.#veil(plot);
     }
@@ -208,6 +213,22 @@ export class Stage {
       if (x < GUTTER || x > GUTTER + plot.width) continue;
       plot.context.fillRect(Math.round(x), plot.above + plot.height - 5, 1, 5);
     }
+  }
+
+  /** A bar on the axis from the birth of the selected block to its free; thin while pending. */
+  #lifeOfSelected(plot) {
+    const { view, record, ink } = this;
+    const block = view.selected;
+    if (block < 0) return;
+    const inside = (x) => Math.min(Math.max(x, GUTTER), GUTTER + plot.width);
+    const x = (position) => inside(plot.xPixel(view.axis.x(position), view.x0, view.x1));
+    const foot = plot.above + plot.height;
+    const [born, freed, done] = [record.born, record.freed, record.done].map((of) => x(of[block]));
+    plot.context.fillStyle = ink.accent;
+    if (freed > GUTTER && born < GUTTER + plot.width) {
+      plot.context.fillRect(born, foot - 2, Math.max(freed - born, 2), 5);
+    }
+    plot.context.fillRect(freed, foot, Math.max(done - freed, 0), 2);
   }
 
   #marks(plot) {
@@ -362,9 +383,13 @@ export class Stage {
     return [`${formatBytes(record.size[block])} ${kind}`, site, levels, when];
   }
 
+  #hideTips() {
+    for (const plot of [this.live, this.addresses, this.lanes]) plot.showTip(0, 0, []);
+  }
+
   #left() {
     this.hover = null;
-    for (const plot of [this.live, this.addresses, this.lanes]) plot.showTip(0, 0, []);
+    this.#hideTips();
     this.requestOver();
   }
 
