@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tenure.diagnoses import Explanation
+    from tenure.traces import Trace
 
 LIMIT = int(5.5 * GIB)
 
@@ -117,10 +119,8 @@ def test_the_largest_request_that_fits_is_served_and_a_larger_one_is_not() -> No
     assert failed.event == at
 
 
-def _asking(trace: object, event: int, size: int) -> object:
+def _asking(trace: Trace, event: int, size: int) -> Trace:
     """The trace with another size in its out-of-memory event."""
-    from dataclasses import replace
-
     events = trace.events
     sizes = events.size.copy()
     sizes[event] = size

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tenure.verbs import explain, load, replay, tune
+    from tenure.verbs import explain, load, plan, replay, tune
 
 __version__ = "0.1.0"
 
@@ -15,11 +15,12 @@ __version__ = "0.1.0"
 _DEFINED_IN: dict[str, str] = {
     "explain": "tenure.verbs",
     "load": "tenure.verbs",
+    "plan": "tenure.verbs",
     "replay": "tenure.verbs",
     "tune": "tenure.verbs",
 }
 
-__all__ = ["explain", "load", "replay", "tune"]
+__all__ = ["explain", "load", "plan", "replay", "tune"]
 
 
 def __getattr__(name: str) -> object:

@@ -6,13 +6,14 @@ import os
 from typing import TYPE_CHECKING
 
 import tenure.reports.notebook  # noqa: F401  gives results the HTML that notebooks show
-from tenure import diagnoses, replays, snapshots
+from tenure import diagnoses, plans, replays, snapshots
 from tenure.units import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenure.diagnoses import Explanation, Tuning
+    from tenure.plans import Plan
     from tenure.replays import Replay
     from tenure.traces import Trace
 
@@ -106,6 +107,22 @@ def tune(
     """
     limit = parse_size(capacity) if isinstance(capacity, str) else capacity
     return diagnoses.tune(_trace(source), capacity=limit, progress=progress)
+
+
+def plan(
+    source: Trace | str | os.PathLike[str], *, seconds: float = 2.0, streams_apart: bool = False
+) -> Plan:
+    """Finds fixed places for all allocations of a run in as little memory as it can.
+
+    Args:
+        source: A snapshot file, or a trace.
+        seconds: How long to search for a better one.
+        streams_apart: Let no two streams share a byte.
+
+    Raises:
+        BadInputError: The file is no snapshot, or holds no allocations.
+    """
+    return plans.plan(_trace(source), seconds=seconds, streams_apart=streams_apart)
 
 
 def _trace(
