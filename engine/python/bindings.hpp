@@ -3,6 +3,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+#include <utility>
+#include <vector>
+
 namespace tenure {
 
 struct Settings;
@@ -25,5 +29,10 @@ void bind_replay(nanobind::module_& m);
 void bind_snapshots(nanobind::module_& m);
 // Placements: make, check.
 void bind_plans(nanobind::module_& m);
+// The submodule live: the engine as this process's allocator.
+void bind_live(nanobind::module_& m);
+
+// Names and addresses of the functions that other libraries call; see entry_points.cpp.
+std::vector<std::pair<const char*, std::uintptr_t>> entry_points();
 
 }  // namespace tenure

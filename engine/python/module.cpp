@@ -10,6 +10,7 @@ namespace tenure {
 [[gnu::weak]] void bind_replay(nanobind::module_&) {}
 [[gnu::weak]] void bind_snapshots(nanobind::module_&) {}
 [[gnu::weak]] void bind_plans(nanobind::module_&) {}
+[[gnu::weak]] void bind_live(nanobind::module_&) {}
 
 }  // namespace tenure
 
@@ -20,4 +21,5 @@ NB_MODULE(_engine, m) {
     tenure::bind_replay(m);
     tenure::bind_snapshots(m);
     tenure::bind_plans(m);
+    tenure::bind_live(m);
 }

@@ -1,0 +1,158 @@
+// The engine as the allocator of a running process: threads, devices, addresses for names.
+//
+// Lock order, outermost first: the interpreter's lock, then `devices_lock_`, then one device's
+// lock. Nothing here takes the interpreter's lock under one of the others: what needs Python (a
+// stack, the collection of dead cycles, the explanation of a failure) is asked of the Host before
+// a device's lock is taken or after it is given back.
+//
+// Memory handed out may be freed by any thread, during exit too; a Front is never destroyed.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/allocator.hpp"
+#include "engine/devices/cuda_device.hpp"
+#include "engine/live/block_map.hpp"
+#include "engine/live/event_ring.hpp"
+#include "engine/live/lock.hpp"
+#include "engine/live/shortage.hpp"
+
+namespace tenure::live {
+
+// What the process around the engine offers. Each may be null, and is called with no lock held.
+struct Host {
+    StackId (*stack)() = nullptr;  // of the calling thread
+    bool (*collect)() = nullptr;   // frees what only dead objects hold; false: nothing done
+    std::string (*explain)(const Shortage&) = nullptr;  // more lines for the message
+};
+
+struct Options {
+    Settings settings;             // the limit is of each device; unlimited for none
+    double memory_fraction = 1.0;  // of each device, as in PyTorch; 1 for none
+};
+
+// What is remembered; PyTorch's terms. Stacks cost most, so they are told apart.
+struct History {
+    bool events = false;        // into the ring
+    bool block_stacks = false;  // of live blocks
+    bool alloc_stacks = false;  // of events that allocate
+    bool free_stacks = false;   // of events that free
+    std::size_t max_events = 0;
+
+    bool at_alloc() const { return block_stacks || alloc_stacks; }
+};
+
+// Says whether a request on the stream belongs to the pool that is being allocated to.
+using StreamFilter = std::function<bool(CUstream_st*)>;
+
+// What a block's tag holds while it is live: its stack, and when it was handed out.
+struct BlockNote {
+    StackId stack;
+    std::uint32_t milliseconds;  // since the front was made
+
+    static BlockNote of(std::int64_t tag) {
+        const auto bits = static_cast<std::uint64_t>(tag);
+        return {static_cast<StackId>(bits), static_cast<std::uint32_t>(bits >> 32)};
+    }
+    std::int64_t tag() const {
+        return static_cast<std::int64_t>(std::uint64_t{milliseconds} << 32 | stack);
+    }
+};
+
+// One device's share of the state; everything but `number` is under its lock.
+struct DeviceFront {
+    struct Route {
+        PoolId pool;
+        StreamFilter filter;
+        bool captures;  // a graph is being captured, as opposed to a MemPool in use
+    };
+
+    DeviceFront(int number, const Settings& settings);
+
+    PoolId pool_for(Stream stream) const;
+
+    const int number;
+    Lock lock;
+    CudaDevice device;
+    Allocator allocator;
+    BlockMap live;
+    std::vector<Route> routes;      // first match wins
+    std::set<PoolId> memory_pools;  // made by create_memory_pool
+    History history;
+    EventRing ring;
+    std::vector<SegmentEvent> segment_log;
+    std::int64_t rescued = 0;    // requests that failed first and were served after all
+    Bytes capacity = unlimited;  // the limit that install() named
+};
+
+class Front {
+  public:
+    static constexpr int most_devices = 64;
+
+    explicit Front(const Options& options, const Host& host);
+
+    // --- what allocators of other libraries call; any thread, no lock held ---
+
+    // Null for size 0. Throws OutOfMemory with the whole message, or std::runtime_error when the
+    // device is in trouble or the process was forked.
+    void* allocate(Bytes size, int device, Stream stream);
+    void free(void* pointer, int device) noexcept;
+    void record_stream(void* pointer, Stream stream) noexcept;
+    void empty_cache();
+    void set_memory_fraction(double fraction, int device);
+    void begin_allocate_to_pool(int device, PoolId pool, StreamFilter filter);
+    void end_allocate_to_pool(int device, PoolId pool);
+    void release_pool(int device, PoolId pool);
+    // The first address of the driver's allocation around the pointer, and its size.
+    void* base_of(void* pointer, std::size_t* size);
+
+    // --- what the package asks; each holds the device's lock for as long as it takes ---
+
+    // Null until the device's first allocation.
+    DeviceFront* find(int device) const;
+    DeviceFront& device(int device);  // made if need be
+    int device_count() const { return most_devices; }
+    // The newest of `max_events` stay, unless they are cleared; those of devices to come as well.
+    void set_history(const History& history, bool clear);
+    void set_limit(int device, Bytes limit);
+    // A pool that work is sent to without a capture (torch.cuda.MemPool).
+    void create_memory_pool(int device, PoolId pool);
+    std::uint32_t now_ms() const;
+
+    // Ends all calls into Python: the interpreter is going away.
+    void forget_host();
+
+  private:
+    Block* try_allocate(DeviceFront& front, Bytes size, Stream stream, StackId stack);
+    void* retry_or_fail(DeviceFront& front, Bytes size, Stream stream, StackId stack);
+    [[noreturn]] void fail(DeviceFront& front, Bytes size, Stream stream, StackId stack);
+    DeviceFront& make(int device);
+    bool free_from(DeviceFront& front, Address address, StackId stack);
+    DeviceFront* owner(Address address) const;
+    StackId stack(bool wanted) const;
+
+    const Options options_;
+    std::atomic<StackId (*)()> stack_;
+    std::atomic<bool (*)()> collect_;
+    std::atomic<std::string (*)(const Shortage&)> explain_;
+    std::atomic<bool> alloc_stacks_{false};  // copies of `history_` for the common path
+    std::atomic<bool> free_stacks_{false};
+    const std::int64_t made_at_ms_;
+    mutable Lock devices_lock_;
+    History history_;  // under devices_lock_
+    std::array<std::atomic<DeviceFront*>, most_devices> devices_{};
+};
+
+// The front of this process; null until install().
+Front* installed();
+// Throws UsageError where there is one already.
+Front& install(const Options& options, const Host& host);
+// Whether this process is a fork of one that used its devices: CUDA does not survive that.
+bool is_forked();
+
+}  // namespace tenure::live

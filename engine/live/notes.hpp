@@ -1,0 +1,18 @@
+// What the event ring remembers of each step; all under the device's lock, while events are kept.
+#pragma once
+
+#include "engine/live/front.hpp"
+
+namespace tenure::live {
+
+// Segments first, as PyTorch records them: the driver gave before the block was handed out.
+void note_allocation(DeviceFront& front, const Block& block, PoolId pool, StackId stack);
+// Before the block is given back: after that it is no longer its own.
+void note_free(DeviceFront& front, const Block& block, StackId stack);
+void note_segments(DeviceFront& front, StackId stack);
+void note_shortage(DeviceFront& front, const Shortage& shortage, StackId stack);
+
+// The limit that a fraction of the device's memory means; never above the capacity.
+void set_fraction(DeviceFront& front, double fraction);
+
+}  // namespace tenure::live

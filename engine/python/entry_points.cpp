@@ -1,0 +1,95 @@
+// What PyTorch calls: plain functions whose addresses tenure.install() hands over. Calls come from
+// any thread, mostly without the interpreter's lock, and during exit too.
+#include <cstddef>
+#include <functional>
+#include <utility>
+
+#include "engine/live/front.hpp"
+#include "engine/live/torch_error.hpp"
+#include "engine/python/bindings.hpp"
+
+using tenure::PoolId;
+using tenure::Stream;
+using tenure::live::Front;
+
+namespace {
+
+using PoolPair = std::pair<std::uint64_t, std::uint64_t>;  // c10::cuda::MempoolId_t
+
+// CUDA names the default stream 1 as well as 0.
+Stream handle(CUstream_st* stream) {
+    const auto value = reinterpret_cast<Stream>(stream);
+    return value == 1 ? 0 : value;
+}
+
+PoolId pool_id(PoolPair pair) { return {pair.first, pair.second}; }
+
+Front& front() {
+    Front* front = tenure::live::installed();
+    if (!front) throw std::runtime_error("tenure was never installed in this process");
+    return *front;
+}
+
+}  // namespace
+
+#define EXPORTED [[gnu::visibility("default")]]
+
+extern "C" {
+
+EXPORTED void* tenure_allocate(std::size_t size, int device, CUstream_st* stream) {
+    try {
+        return front().allocate(static_cast<tenure::Bytes>(size), device, handle(stream));
+    } catch (const tenure::OutOfMemory& error) {
+        tenure::live::throw_torch_out_of_memory(error.what());
+    }
+}
+
+EXPORTED void tenure_free(void* pointer, std::size_t, int device, CUstream_st*) {
+    if (Front* front = tenure::live::installed()) front->free(pointer, device);
+}
+
+EXPORTED void tenure_record_stream(void* pointer, CUstream_st* stream) {
+    if (Front* front = tenure::live::installed()) front->record_stream(pointer, handle(stream));
+}
+
+EXPORTED void tenure_empty_cache() { front().empty_cache(); }
+
+EXPORTED void tenure_set_memory_fraction(double fraction, int device) {
+    front().set_memory_fraction(fraction, device);
+}
+
+EXPORTED void* tenure_base_address(void* pointer, std::size_t* size) {
+    return front().base_of(pointer, size);
+}
+
+EXPORTED void tenure_begin_allocate_to_pool(int device, PoolPair pool,
+                                            std::function<bool(CUstream_st*)> filter) {
+    front().begin_allocate_to_pool(device, pool_id(pool), std::move(filter));
+}
+
+EXPORTED void tenure_end_allocate_to_pool(int device, PoolPair pool) {
+    front().end_allocate_to_pool(device, pool_id(pool));
+}
+
+EXPORTED void tenure_release_pool(int device, PoolPair pool) {
+    front().release_pool(device, pool_id(pool));
+}
+
+}  // extern "C"
+
+namespace tenure {
+
+std::vector<std::pair<const char*, std::uintptr_t>> entry_points() {
+    auto address = [](auto* function) { return reinterpret_cast<std::uintptr_t>(function); };
+    return {{"allocate", address(tenure_allocate)},
+            {"free", address(tenure_free)},
+            {"record_stream", address(tenure_record_stream)},
+            {"empty_cache", address(tenure_empty_cache)},
+            {"set_memory_fraction", address(tenure_set_memory_fraction)},
+            {"base_address", address(tenure_base_address)},
+            {"begin_allocate_to_pool", address(tenure_begin_allocate_to_pool)},
+            {"end_allocate_to_pool", address(tenure_end_allocate_to_pool)},
+            {"release_pool", address(tenure_release_pool)}};
+}
+
+}  // namespace tenure

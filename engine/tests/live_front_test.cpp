@@ -1,0 +1,307 @@
+// The front serves threads, streams and devices at once: contents stay, counters add up, and every
+// error is the caller's to see.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <thread>
+
+#include "engine/invariants.hpp"
+#include "engine/live/front.hpp"
+#include "engine/tests/check.hpp"
+#include "engine/tests/fake_driver/fake_driver.hpp"
+
+using namespace tenure;
+using namespace tenure::live;
+
+namespace {
+
+constexpr Bytes memory = GiB;
+
+std::atomic<int> collections{0};
+std::vector<void*> dead;  // what a collection would free
+Front* the_front = nullptr;
+
+bool collect() {
+    ++collections;
+    const bool any = !dead.empty();
+    for (void* pointer : dead) the_front->free(pointer, 0);
+    dead.clear();
+    return any;
+}
+
+std::string explain(const Shortage& shortage) {
+    return "\nheld by " + std::to_string(shortage.holders.size());
+}
+
+StackId stack() { return 7; }
+
+void test_the_map_equals_a_plain_one() {
+    std::mt19937_64 random(1);
+    BlockMap map;
+    std::map<Address, Block*> plain;
+    std::vector<Block> blocks(20000);
+    for (int step = 0; step < 200'000; ++step) {
+        Block& block = blocks[random() % blocks.size()];
+        if (block.address == 0) {
+            do block.address = random() % (1u << 20) * 512 + 512;
+            while (plain.contains(block.address));
+            map.insert(&block);
+            plain[block.address] = &block;
+        } else {
+            CHECK(map.take(block.address) == &block);
+            plain.erase(block.address);
+            CHECK(map.find(block.address) == nullptr);
+            block.address = 0;
+        }
+    }
+    CHECK_EQUAL(map.size(), plain.size());
+    for (const auto& [address, block] : plain) CHECK(map.find(address) == block);
+    CHECK(map.take(511) == nullptr);
+}
+
+void test_the_ring_keeps_the_newest() {
+    EventRing ring;
+    auto add = [&](Address from, Address to) {
+        for (Address i = from; i < to; ++i) ring.add({i, 1, 0, 0, {}, 0, Action::alloc});
+    };
+    add(0, 5);
+    CHECK_EQUAL(ring.size(), 0u);
+    ring.set_limit(10'000);
+    add(0, 12'345);
+    auto events = ring.events();
+    CHECK_EQUAL(events.size(), 10'000u);
+    CHECK_EQUAL(events.front().address, 2'345u);
+    CHECK_EQUAL(events.back().address, 12'344u);
+    ring.set_limit(20'000);
+    add(12'345, 12'347);
+    CHECK_EQUAL(ring.events().front().address, 2'345u);
+    CHECK_EQUAL(ring.events().back().address, 12'346u);
+    ring.set_limit(3);
+    CHECK_EQUAL(ring.events().front().address, 12'344u);
+    ring.clear();
+    CHECK_EQUAL(ring.events().size(), 0u);
+}
+
+struct Held {
+    unsigned char* pointer;
+    Bytes size;
+    unsigned char mark;
+};
+
+// Writes the mark over a block's two ends and middle; or checks it there.
+void fill(const Held& held) {
+    for (const Bytes at : {Bytes{0}, held.size / 2, held.size - 1}) held.pointer[at] = held.mark;
+}
+void verify(const Held& held) {
+    for (const Bytes at : {Bytes{0}, held.size / 2, held.size - 1})
+        CHECK_EQUAL(static_cast<int>(held.pointer[at]), static_cast<int>(held.mark));
+}
+
+// Each thread on its own stream and some shared ones; blocks change hands through `exchange`.
+void stress(Front& front, int seed, int device, std::vector<std::atomic<Held*>>& exchange) {
+    std::mt19937 random(static_cast<unsigned>(seed));
+    std::vector<Held*> own;
+    for (int step = 0; step < 3000; ++step) {
+        const bool large = random() % 10 == 0;
+        const Bytes size = 1 + static_cast<Bytes>(random() % (large ? 12 * MiB : 200 * KiB));
+        const Stream stream = 16 * (random() % 3 ? static_cast<Stream>(seed) : random() % 4);
+        try {
+            auto* pointer = static_cast<unsigned char*>(front.allocate(size, device, stream));
+            own.push_back(new Held{pointer, size, static_cast<unsigned char>(random())});
+            fill(*own.back());
+            if (random() % 5 == 0) front.record_stream(pointer, 16 * (random() % 4));
+        } catch (const OutOfMemory& error) {
+            CHECK(std::string(error.what()).rfind("CUDA out of memory. Tried to allocate ", 0) ==
+                  0);
+        }
+        if (own.empty()) continue;
+        Held*& some = own[random() % own.size()];
+        some = exchange[random() % exchange.size()].exchange(some);  // another thread may free it
+        if (!some) {
+            some = own.back();
+            own.pop_back();
+        }
+        while (own.size() > random() % 40) {
+            verify(*own.back());
+            front.free(own.back()->pointer, device);
+            delete own.back();
+            own.pop_back();
+        }
+        if (random() % 500 == 0) front.empty_cache();
+    }
+    for (Held* held : own) {
+        verify(*held);
+        front.free(held->pointer, device);
+        delete held;
+    }
+}
+
+void test_threads(Front& front, int device) {
+    std::vector<std::atomic<Held*>> exchange(64);
+    std::vector<std::thread> threads;
+    for (int seed = 1; seed <= 4; ++seed)
+        threads.emplace_back([&, seed] { stress(front, seed, device, exchange); });
+    for (std::thread& thread : threads) thread.join();
+    for (auto& slot : exchange)
+        if (Held* held = slot.load()) {
+            verify(*held);
+            front.free(held->pointer, device);
+            delete held;
+        }
+    front.empty_cache();
+    DeviceFront& state = *front.find(device);
+    check(state.allocator);
+    CHECK_EQUAL(state.live.size(), 0u);
+    CHECK_EQUAL(state.allocator.statistics().active_bytes.all.current, 0);
+    CHECK_EQUAL(fake_driver_used(device), 0);
+    CHECK_EQUAL(fake_driver_violations(), 0);
+}
+
+void test_sizes_and_unknown_pointers(Front& front) {
+    CHECK(front.allocate(0, 0, 0) == nullptr);
+    front.free(nullptr, 0);
+    int nothing = 0;
+    front.free(&nothing, 0);  // not ours
+    front.record_stream(&nothing, 16);
+    void* one = front.allocate(1, 0, 0);
+    CHECK(reinterpret_cast<Address>(one) % 512 == 0);
+    front.free(one, 1);  // a caller that names another device
+    CHECK_EQUAL(front.find(0)->live.size(), 0u);
+    CHECK_THROWS(front.allocate(1, 64, 0), UsageError, "no GPU 64");
+}
+
+void test_failing_and_collecting(Front& front) {
+    const std::int64_t failed_before = front.find(0)->allocator.statistics().num_ooms;
+    std::vector<void*> held;
+    for (int i = 0; i < 10; ++i) held.push_back(front.allocate(100 * MiB, 0, 0));
+    collections = 0;
+    try {
+        front.allocate(100 * MiB, 0, 0);
+        CHECK(false);
+    } catch (const OutOfMemory& error) {
+        const std::string text = error.what();
+        CHECK(text.find("GPU 0 has a total capacity of 1024.00 MiB of which ") !=
+              std::string::npos);
+        CHECK(text.find("held by 1") != std::string::npos);
+        CHECK_EQUAL(error.requested, 100 * MiB);
+    }
+    CHECK_EQUAL(collections.load(), 1);
+    CHECK_EQUAL(
+        front.find(0)->allocator.statistics().num_ooms - front.find(0)->rescued - failed_before, 1);
+    dead = {held.back()};
+    held.back() = front.allocate(100 * MiB, 0, 0);  // in place of what was dead
+    CHECK_EQUAL(collections.load(), 2);
+    for (void* pointer : held) front.free(pointer, 0);
+    front.empty_cache();
+}
+
+void test_pools(Front& front) {
+    const PoolId pool{3, 0};
+    front.begin_allocate_to_pool(
+        0, pool, [](CUstream_st* stream) { return reinterpret_cast<Stream>(stream) == 16; });
+    void* captured = front.allocate(MiB, 0, 16);
+    void* other = front.allocate(MiB, 0, 32);
+    front.end_allocate_to_pool(0, pool);
+    const auto pool_of = [&](void* pointer) {
+        const Block* block = front.find(0)->live.find(reinterpret_cast<Address>(pointer));
+        return block->segment->home->half->pool->id;
+    };
+    CHECK(pool_of(captured) == pool);
+    CHECK(pool_of(other) == PoolId{});
+    front.free(captured, 0);
+    front.free(other, 0);
+    front.release_pool(0, pool);
+    front.release_pool(0, pool);  // once too often: nothing to release
+    front.empty_cache();
+    CHECK_EQUAL(fake_driver_used(0), 0);
+}
+
+void test_limits(Front& front) {
+    front.set_memory_fraction(0.25, 0);
+    CHECK_EQUAL(front.find(0)->allocator.settings().limit, 256 * MiB);
+    CHECK_THROWS(front.allocate(300 * MiB, 0, 0), OutOfMemory, "256.00 MiB allowed; ");
+    front.set_memory_fraction(1.0, 0);
+    CHECK_EQUAL(front.find(0)->allocator.settings().limit, unlimited);
+}
+
+void test_history(Front& front) {
+    front.set_history({true, true, true, true, 100}, true);
+    void* pointer = front.allocate(3 * MiB, 0, 0);
+    front.free(pointer, 0);
+    front.set_history({}, false);
+    DeviceFront& state = *front.find(0);
+    std::vector<Action> actions;
+    for (const Event& event : state.ring.events()) actions.push_back(event.action);
+    CHECK(actions.size() >= 4);
+    CHECK(actions[actions.size() - 3] == Action::alloc);
+    CHECK(actions[actions.size() - 2] == Action::free_requested);
+    CHECK(actions.back() == Action::free_completed);
+    CHECK_EQUAL(state.ring.events().back().stack, 7u);
+    CHECK_EQUAL(state.ring.events().back().size, 3 * MiB);
+    state.ring.clear();
+}
+
+void test_fork(Front& front) {
+    const pid_t child = fork();
+    if (child == 0) {
+        int wrong = 0;
+        try {
+            front.allocate(1, 0, 0);
+            wrong = 1;
+        } catch (const std::runtime_error& error) {
+            if (std::string(error.what()).find("forked subprocess") == std::string::npos) wrong = 2;
+        }
+        front.free(&wrong, 0);
+        front.empty_cache();
+        _exit(wrong);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    CHECK_EQUAL(WEXITSTATUS(status), 0);
+    CHECK(!is_forked());
+}
+
+}  // namespace
+
+// The rules are an argument, since a process has one front.
+int run(Rules rules) {
+    Options options;
+    options.settings.rules = rules;
+    the_front = &install(options, {stack, collect, explain});
+    Front& front = *the_front;
+    CHECK_THROWS(install(options, {}), UsageError, "already installed");
+    CHECK(front.find(0) == nullptr);
+    test_threads(front, 0);
+    test_threads(front, 1);
+    test_sizes_and_unknown_pointers(front);
+    test_failing_and_collecting(front);
+    test_pools(front);
+    test_limits(front);
+    test_history(front);
+    test_fork(front);
+    fake_driver_shut_down();  // frees at exit: the driver is gone, the front is not
+    front.free(front.find(0), 0);
+    return testing::result();
+}
+
+int main() {
+    setenv("TENURE_DRIVER_LIBRARY", FAKE_DRIVER_LIBRARY, 1);
+    setenv("FAKE_DRIVER_DEVICES", "2", 1);
+    fake_driver_set_memory(memory);
+    test_the_map_equals_a_plain_one();
+    test_the_ring_keeps_the_newest();
+    const pid_t child = fork();
+    if (child == 0) {
+        const int result = run(Rules::torch);
+        std::fflush(stdout);
+        _exit(result);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    CHECK_EQUAL(WEXITSTATUS(status), 0);
+    return run(Rules::elastic);
+}
