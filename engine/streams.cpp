@@ -57,7 +57,10 @@ void Allocator::record_events(Block* block) {
 
 void Allocator::resume_deferred() {
     for (Block* block : deferred_) {
-        std::erase_if(block->uses, [](const Use& use) { return use.in_capture; });
+        // PyTorch's rule: a capture's streams have joined when it ends. Elastic rules, which move
+        // memory between streams, wait for the work all the same.
+        if (!is_elastic())
+            std::erase_if(block->uses, [](const Use& use) { return use.in_capture; });
         record_events(block);
     }
     deferred_.clear();
