@@ -34,6 +34,7 @@ export function recordingOf(rows, events, more = {}) {
     born: Uint32Array.from(column((row) => row.born)),
     life: Uint32Array.from(column((row) => row.freed - row.born)),
     wait: Uint32Array.from(column((row) => row.done - row.freed)),
+    served: new Uint8Array(rows.length),
     place: Float64Array.from(column((row) => row.place)),
     home: Int32Array.from(column((row) => Math.floor(row.place / 100))),
     shape: Uint32Array.from(rows.keys()),

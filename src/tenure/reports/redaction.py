@@ -55,7 +55,13 @@ METHODS = _words(
 )
 _PACKAGES = re.compile(r"(?:site|dist)-packages$")
 _STANDARD = re.compile(r"python3(?:\.\d+)?$")
-_PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\\/][\w.+@~ -]+){2,}[\\/]?")
+_PART = r"[\w.+@~-]+"
+_PATH = re.compile(
+    # from the root or from here, folders may hold spaces; or relative, with an ending
+    rf"(?<![\w.)])(?:[A-Za-z]:|~|\.{{1,2}})?[\\/](?:{_PART}(?: {_PART})*[\\/])+(?:{_PART})?"
+    rf"|(?<![\w.)]){_PART}(?:[\\/]{_PART})+\.\w{{1,6}}\b"
+)
+_NO_PATH = re.compile(r"<[\w .-]+>(?:\.\d+)?|\?\?")
 _STEP = re.compile(r"(Optimizer\.\w+#).*")
 
 
@@ -88,7 +94,7 @@ def redacted(trace: Trace, kinds: Collection[str]) -> Trace:
 
 
 def without_paths(text: str) -> str:
-    """The text with everything that looks like a path of two folders or more taken out."""
+    """The text with everything that looks like a path taken out."""
     return _PATH.sub("(path)", text)
 
 
@@ -143,7 +149,7 @@ def public_path(path: str) -> str | None:
     that are no paths, such as `<string>` and `??`.
     """
     parts = re.split(r"[\\/]", path)
-    if len(parts) == 1 and not path.endswith((".py", ".ipynb")) and re.match(r"<|\?\?", path):
+    if _NO_PATH.fullmatch(path):
         return path
     for at, part in enumerate(parts[:-1]):
         if _PACKAGES.search(part) and parts[at + 1] in PACKAGES:

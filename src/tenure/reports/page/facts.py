@@ -49,7 +49,6 @@ def facts_of(explanation: Explanation, file: str) -> Facts:
     kept = [int(s) for s in used if s >= 0]
     stacks = stack.astype(np.int64) - (0 if len(used) and used[0] >= 0 else 1)
     strings, frame_columns = _frames(trace, kept)
-    shapes, shape = np.unique(np.stack([lives.size, lives.requested]), axis=1, return_inverse=True)
     head = {
         "tenure": tenure.__version__,
         "file": file,
@@ -74,19 +73,8 @@ def facts_of(explanation: Explanation, file: str) -> Facts:
         "has_time": bool((trace.events.time_us > 0).any()),
     }
     columns = [
-        Column("born", lives.born, delta=True),
-        Column("life", lives.freed - lives.born),
-        Column("wait", lives.done - lives.freed),
-        Column("place", lives.place),
-        Column("home", lives.home),
-        Column("shape", shape.reshape(-1).astype(np.int64)),
+        *_life_columns(lives),
         Column("stack", stacks),
-        Column("site", lives.site),
-        Column("category", lives.category),
-        Column("stream", lives.stream),
-        Column("pool", lives.pool),
-        Column("shape_size", shapes[0]),
-        Column("shape_requested", shapes[1]),
         *_ground_columns(lives),
         *frame_columns,
         Column("steps", _positions(lives.steps.end) if lives.steps else _none(), delta=True),
@@ -110,6 +98,26 @@ def _none() -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def _positions(events: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, Any]:
     return events.astype(np.int64) + 1
+
+
+def _life_columns(lives: Lives) -> list[Column]:
+    """One row an allocation; pairs of bytes that many share stand in a table of their own."""
+    shapes, shape = np.unique(np.stack([lives.size, lives.requested]), axis=1, return_inverse=True)
+    return [
+        Column("born", lives.born, delta=True),
+        Column("served", lives.made - lives.born),
+        Column("life", lives.freed - lives.born),
+        Column("wait", lives.done - lives.freed),
+        Column("place", lives.place),
+        Column("home", lives.home),
+        Column("shape", shape.reshape(-1).astype(np.int64)),
+        Column("shape_size", shapes[0]),
+        Column("shape_requested", shapes[1]),
+        Column("site", lives.site),
+        Column("category", lives.category),
+        Column("stream", lives.stream),
+        Column("pool", lives.pool),
+    ]
 
 
 def _ground_columns(lives: Lives) -> list[Column]:

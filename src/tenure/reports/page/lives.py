@@ -34,6 +34,8 @@ class Lives:
     Attributes:
         positions: Number of positions: one more than events.
         born: First position at which it is live.
+        made: The position right after its own event; later than `born` where the request caused
+            events of segments first. 0 for those before the recording.
         freed: First position at which it is live no more; `positions` if it stays.
         done: First position at which its block is free again.
         size: Bytes of the block.
@@ -53,6 +55,7 @@ class Lives:
 
     positions: int
     born: Ints
+    made: Ints
     freed: Ints
     done: Ints
     size: Ints
@@ -121,6 +124,7 @@ def lives_of(trace: Trace, replay: Replay) -> Lives:
     return Lives(
         positions=positions,
         born=born,
+        made=allocations.born + 1,
         freed=freed,
         done=done,
         size=size,

@@ -283,7 +283,7 @@ export class Panel {
         `${formatBytes(record.requested[block])} (${formatCount(record.requested[block])} B)`,
       ],
       ["block", `${formatCount(record.size[block])} B`],
-      ["made", this.#when(born, "before the recording")],
+      ["made", this.#when(born && born + record.served[block], "before the recording")],
       ["freed", freed >= end ? "never in this recording" : this.#when(freed, "")],
     ];
     if (done > freed) {

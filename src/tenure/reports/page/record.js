@@ -11,6 +11,7 @@ export class Recording {
     this.count = head.allocations;
     this.positions = head.events + 1;
     this.born = columns.born;
+    this.served = columns.served; // positions from there to the end of its own event
     this.place = columns.place;
     this.home = columns.home;
     this.stack = columns.stack;
