@@ -13,6 +13,7 @@ namespace tenure::elastic_rules {
 constexpr Bytes page = 2 * MiB;  // the driver's granularity; chunks are whole pages
 constexpr Bytes smallest_chunk = page;
 constexpr Bytes largest_chunk = 64 * MiB;
+constexpr int soft_divisor = 500;
 constexpr Bytes growth_step = 20 * MiB;  // while memory is plenty, arenas grow by this
 constexpr double plenty = 0.95;          // of the limit: below it, nothing about frees is recorded
 constexpr std::uint64_t marked_frees = 256;  // beyond it, an event a stream every so many frees
@@ -42,14 +43,14 @@ inline Bytes memory_bound(const Settings& settings) {
 }
 
 // Capacity is lost at the edges of chunks, time to their number: what counts is how many make up
-// the whole. With a soft limit, the whole is what the job itself has needed so far.
+// the whole. With a soft limit, which is moved against all the time, fewer make up what the job
+// itself has needed so far.
 inline Bytes chunk_size(const Settings& settings, bool small, Bytes soft_target) {
     if (small) return smallest_chunk;
     if (settings.chunk_size > 0) return settings.chunk_size;
-    Bytes whole = memory_bound(settings);
-    if (soft_target != unlimited) whole = std::min(whole, soft_target);
-    const Bytes share = round_down(whole / settings.chunk_divisor, page);
-    return std::clamp(share, smallest_chunk, largest_chunk);
+    Bytes share = memory_bound(settings) / settings.chunk_divisor;
+    if (soft_target != unlimited) share = std::min(share, soft_target / soft_divisor);
+    return std::clamp(round_down(share, page), smallest_chunk, largest_chunk);
 }
 
 inline Bytes growth(Bytes missing, Bytes chunk) {

@@ -44,6 +44,12 @@ Settings arenas() {
     return settings;
 }
 
+Settings elastic() {
+    Settings settings;
+    settings.rules = Rules::elastic;
+    return settings;
+}
+
 // The same request again and again: the block just freed serves it.
 class SamePair {
   public:
@@ -157,8 +163,10 @@ int main(int count, char** arguments) {
         make_case<SamePair>("pair.small", plain(), 1000),
         make_case<SamePair>("pair.large", plain(), 3 * MiB),
         make_case<SamePair>("pair.arena", arenas(), 3 * MiB),
+        make_case<SamePair>("pair.elastic", elastic(), 3 * MiB),
         make_case<RandomPair>("random.plain", plain(), 1000),
         make_case<RandomPair>("random.arena", arenas(), 1000),
+        make_case<RandomPair>("random.elastic", elastic(), 1000),
         make_case<AmongFreeBlocks>("free_blocks.1000", plain(), 1000),
         make_case<AmongFreeBlocks>("free_blocks.10000", plain(), 10'000),
         make_case<AmongFreeBlocks>("free_blocks.100000", plain(), 100'000),
