@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from benchmarks.command import command
+from benchmarks.elastic import elastic
 from benchmarks.native import hot_path, many_free_blocks
 from benchmarks.replaying import linear, replay
 
@@ -18,6 +19,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "command": command,
     "hot_path": hot_path,
     "many_free_blocks": many_free_blocks,
+    "elastic": elastic,
 }
 
 
