@@ -29,9 +29,21 @@ test("a segment is pinned by whatever lies in it", () => {
     { born: 2, freed: 5, done: 7, place: 250, size: 30 },
   ];
   const record = recordingOf(rows, 8);
-  assert.deepEqual(pinnedAt(record, 1, 9).map((s) => [s.span, s.cached]), [[0, 96]]);
-  assert.deepEqual(pinnedAt(record, 6, 9).map((s) => [s.span, s.cached]), [[0, 96], [2, 70]]);
-  assert.deepEqual(pinnedAt(record, 7, 9).map((s) => s.span), [0]);
+  assert.deepEqual(
+    pinnedAt(record, 1, 9).map((s) => [s.span, s.cached]),
+    [[0, 96]],
+  );
+  assert.deepEqual(
+    pinnedAt(record, 6, 9).map((s) => [s.span, s.cached]),
+    [
+      [0, 96],
+      [2, 70],
+    ],
+  );
+  assert.deepEqual(
+    pinnedAt(record, 7, 9).map((s) => s.span),
+    [0],
+  );
 });
 
 test("neighbours are blocks, cached bytes or the edge of the segment", () => {
@@ -50,7 +62,10 @@ test("lines and largest blocks of a moment", () => {
   const lines = linesAt(record, record.peak, null);
   const total = lines.reduce((sum, line) => sum + line.bytes, 0);
   assert.equal(total, record.live[record.peak]);
-  assert.equal(lines.reduce((sum, line) => sum + line.blocks, 0), live.length);
+  assert.equal(
+    lines.reduce((sum, line) => sum + line.blocks, 0),
+    live.length,
+  );
   const [first] = largestAt(record, record.peak, 1, null);
   assert.equal(record.size[first], Math.max(...live.map((i) => record.size[i])));
 });
@@ -65,7 +80,10 @@ test("pointing into the stack finds each block once, whatever its size", () => {
       found.set(i, (found.get(i) ?? 0) + 1);
     }
     const live = liveSlowly(record, record.peak);
-    assert.deepEqual([...found.keys()].sort((a, b) => a - b), live);
+    assert.deepEqual(
+      [...found.keys()].sort((a, b) => a - b),
+      live,
+    );
     for (const [i, bytes] of found) assert.equal(bytes, record.size[i]);
     const above = record.live[record.peak] + 1;
     assert.equal(blockInStack(record, record.peak, grouping, LOOK, bytesPerPixel, above), -1);
@@ -81,7 +99,15 @@ test("queries are words, sizes, addresses and numbers", () => {
 });
 
 test("a search finds what the query says and nothing else", () => {
-  const row = (place, size, site, stack) => ({ born: 0, freed: 9, done: 9, place, size, site, stack });
+  const row = (place, size, site, stack) => ({
+    born: 0,
+    freed: 9,
+    done: 9,
+    place,
+    size,
+    site,
+    stack,
+  });
   const record = recordingOf([row(0, 10, 0, 0), row(10, 3, 2, -1), row(50, 50, 3, -1)], 8);
   const find = (text) => {
     const matches = matchesOf(record, parseQuery(text));
@@ -99,7 +125,12 @@ test("a search finds what the query says and nothing else", () => {
   assert.deepEqual(find("0x7f000000000c"), [1]);
   assert.deepEqual(find("0x10"), []);
   assert.deepEqual(find("#2"), [2]);
-  const { count, live, largest } = summarize(record, matchesOf(record, parseQuery("default")), 0, 2);
+  const { count, live, largest } = summarize(
+    record,
+    matchesOf(record, parseQuery("default")),
+    0,
+    2,
+  );
   assert.deepEqual([count, live, largest], [3, 63, [2, 0]]);
 });
 
@@ -143,7 +174,10 @@ test("one group alone, and all of them again", () => {
   const record = randomRecording(8);
   const view = new View(record, () => {});
   view.isolate(1);
-  assert.deepEqual(view.grouping.groups.map((group) => group.shown), [false, true]);
+  assert.deepEqual(
+    view.grouping.groups.map((group) => group.shown),
+    [false, true],
+  );
   assert.equal(view.look().showsCache, false);
   view.isolate(1);
   assert.ok(view.grouping.groups.every((group) => group.shown));

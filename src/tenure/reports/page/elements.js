@@ -37,14 +37,19 @@ export function bar(share, color) {
   return make("span", "bar", { ariaHidden: "true" }, fill);
 }
 
-/** A sentence in which `event 1,234` leads to that event. */
+const EVENTS = /\bevents? \d+(?:,\d{3})*(?:(?:, | and | to )\d+(?:,\d{3})*)*/g;
+
+/** A sentence in which `event 1,234`, or each of `events 5, 1,234 and 7`, leads to that event. */
 export function sentence(text, go) {
   const parts = [];
   let from = 0;
-  for (const match of text.matchAll(/\bevent (\d[\d,]*)/g)) {
+  for (const match of text.matchAll(EVENTS)) {
     parts.push(text.slice(from, match.index));
-    const event = Number(match[1].replaceAll(",", ""));
-    parts.push(button("link", match[0], () => go(event + 1)));
+    for (const word of match[0].split(/(events (?=\d)|, | and | to )/)) {
+      const event = Number(word.replace("event ", "").replaceAll(",", ""));
+      const leads = word && /\d/.test(word);
+      parts.push(leads ? button("link", word, () => go(event + 1)) : word);
+    }
     from = match.index + match[0].length;
   }
   parts.push(text.slice(from));

@@ -38,6 +38,25 @@ export function byPool(record) {
   return makeGrouping("pool", record.head.pools, record.pool, record);
 }
 
+const CLASSES = [
+  [2 ** 16, "below 64 KiB", 8],
+  [2 ** 20, "64 KiB to 1 MiB", 6],
+  [10 * 2 ** 20, "1 to 10 MiB", 0],
+  [100 * 2 ** 20, "10 to 100 MiB", 3],
+  [2 ** 30, "100 MiB to 1 GiB", 4],
+  [Infinity, "1 GiB and more", 1],
+];
+
+/** Allocations by the bytes of their block: all that is known of them without stacks. */
+export function bySize(record) {
+  const names = CLASSES.map(([, name]) => name);
+  const classOf = (size) => CLASSES.findIndex(([below]) => size < below);
+  const of = Uint8Array.from(record.size, classOf);
+  const grouping = makeGrouping("size", names, of, record);
+  for (const group of grouping.groups) group.color = CLASSES[group.index][2];
+  return grouping;
+}
+
 /** Groups that have any allocation, with their colours and their bytes at the peak. */
 function makeGrouping(kind, names, of, record) {
   const atPeak = new Float64Array(names.length);
@@ -55,4 +74,20 @@ function makeGrouping(kind, names, of, record) {
   return { kind, of, groups };
 }
 
-export const GROUPINGS = { category: byCategory, line: byLine, stream: byStream, pool: byPool };
+export const GROUPINGS = {
+  category: byCategory,
+  line: byLine,
+  size: bySize,
+  stream: byStream,
+  pool: byPool,
+};
+
+/** What tells most apart: categories, or sizes where nearly all of the peak has none. */
+export function bestGrouping(record) {
+  const unknown = record.head.categories.indexOf("unknown");
+  let bytes = 0;
+  for (const i of record.liveAt(record.peak)) {
+    if (record.category[i] === unknown) bytes += record.size[i];
+  }
+  return bytes > 0.8 * record.live[record.peak] && bytes > 0 ? "size" : "category";
+}

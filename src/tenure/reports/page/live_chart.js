@@ -44,17 +44,17 @@ export function paintLive(raster, record, scene, grouping, look, palette) {
   const scale = raster.height / look.top; // pixels per byte
   const gathered = gather(record, scene, grouping, look, 1 / scale);
   raster.clear(palette.ground);
-  const stack = paintStack(raster, record.size, gathered, look, palette, scale);
+  const colors = [...grouping.groups.map((group) => palette.group(group.color)), palette.muted];
+  const stack = paintStack(raster, record.size, gathered, look, palette, colors, scale);
   if (look.showsCache) paintCache(raster, record, scene.sampling, palette, scale);
   raster.show();
   return stack;
 }
 
-function paintStack(raster, size, gathered, look, palette, scale) {
+function paintStack(raster, size, gathered, look, palette, colors, scale) {
   const { tall, lumps, groups, row } = gathered;
   const { width, height, pixels } = raster;
   const active = Array.from({ length: groups }, () => []);
-  const colors = active.map((_, g) => (g === groups - 1 ? palette.muted : palette.group(g)));
   const stack = new Float64Array(width);
   let next = 0;
   for (let c = 0; c < width; c += 1) {

@@ -18,6 +18,7 @@ class Controls {
     this.stage = stage;
     this.panel = panel;
     this.field = byId("search");
+    document.querySelector(`input[name=group][value=${view.grouping.kind}]`).checked = true;
     this.#radios("group", (kind) => view.groupBy(kind));
     this.#radios("axis", (kind) => view.useAxis(kind));
     this.#radios("lanes", (kind) => {

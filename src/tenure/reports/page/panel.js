@@ -177,7 +177,7 @@ export class Panel {
           make("span", "name", { title: site }, site),
           make("span", "bytes", {}, formatBytes(line.bytes)),
           bar(line.bytes / Math.max(live, 1)),
-          make("span", "quiet", {}, `${formatCount(line.blocks)} blocks`),
+          make("span", "quiet", {}, blocksText(line.blocks)),
         ),
       );
     }
@@ -212,10 +212,9 @@ export class Panel {
     const list = make("ol", "rows");
     for (const { span, blocks, cached } of segments) {
       const smallest = blocks.reduce((a, b) => (record.size[b] < record.size[a] ? b : a));
-      const many = blocks.length === 1 ? "one block" : `${formatCount(blocks.length)} blocks`;
       const where = record.address(record.spanPlace[span]);
       const share = `${formatBytes(cached)} of ${formatBytes(record.spanSize[span])}`;
-      const text = `${share} at ${where}: pinned by ${many}, the smallest:`;
+      const text = `${share} at ${where}: pinned by ${blocksText(blocks.length)}, the smallest:`;
       list.append(make("li", "", {}, make("span", "", {}, text), this.#blockButton(smallest)));
     }
     return list;
@@ -406,6 +405,10 @@ export class Panel {
       more > 0 ? make("p", "quiet", {}, `and ${formatCount(more)} smaller ones`) : "",
     );
   }
+}
+
+function blocksText(count) {
+  return count === 1 ? "one block" : `${formatCount(count)} blocks`;
 }
 
 function capital(text) {

@@ -3,7 +3,7 @@ import { Raster } from "./raster.js";
 import { make } from "./elements.js";
 import { formatCount, plainTicks } from "./units.js";
 
-export const GUTTER = 78; // CSS pixels left of the picture, for the labels of its axis
+export const GUTTER = 86; // CSS pixels left of the picture, for the labels of its axis
 const RIGHT = 10;
 const ABOVE = 22; // for marks
 const BELOW = 24; // for the labels of the axis
@@ -60,6 +60,7 @@ export class Plot {
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.clearRect(0, 0, this.width + GUTTER + RIGHT, this.above + this.height + this.below);
     this.ink = ink;
+    this.flags = []; // where labels stand already
   }
 
   /** Lines and labels for ticks of bytes between 0, at the foot, and `top`. */
@@ -125,17 +126,22 @@ export class Plot {
     if (label) this.#flag(x, label, color);
   }
 
+  /** A label beside a dot above the line; one row higher where another label is in the way. */
   #flag(x, label, color) {
     const { context, ink } = this;
     context.font = ink.strong;
     context.textBaseline = "middle";
-    const wide = context.measureText(label).width;
-    const right = x + wide + 12 > GUTTER + this.width + RIGHT;
+    const wide = context.measureText(label).width + 12;
+    const right = x + wide > GUTTER + this.width + RIGHT;
+    const [from, to] = right ? [x - wide, x + 5] : [x - 5, x + wide];
+    const row = this.flags.some((flag) => flag.from < to && from < flag.to) ? 1 : 0;
+    this.flags.push({ from, to });
+    const y = this.above - 10 - row * 14;
     context.textAlign = right ? "right" : "left";
     context.fillStyle = color;
-    context.fillText(label, right ? x - 7 : x + 7, this.above - 10);
+    context.fillText(label, right ? x - 7 : x + 7, y);
     context.beginPath();
-    context.arc(Math.round(x) + 0.5, this.above - 10, 3.5, 0, 2 * Math.PI);
+    context.arc(Math.round(x) + 0.5, y, 3.5, 0, 2 * Math.PI);
     context.fill();
   }
 

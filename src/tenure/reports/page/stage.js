@@ -23,7 +23,7 @@ export class Stage {
     this.pending = null;
     this.lastDraw = 0; // milliseconds
     this.overview = new Plot(page.overview, 40, this.#overviewActs(), { axis: false, above: 4 });
-    this.live = new Plot(page.live, 340, this.#acts("live"));
+    this.live = new Plot(page.live, 340, this.#acts("live"), { above: 36 });
     this.addresses = new Plot(page.addresses, 360, this.#acts("addresses"));
     this.lanes = new Plot(page.lanes, LANE, this.#acts("lanes"), { above: 4 });
     this.laneNames = page.laneNames;

@@ -1,6 +1,6 @@
 // What is shown: the range of the axis, the moment, the selected block, the colours. No drawing.
 import { EventAxis, TimeAxis } from "./axis.js";
-import { GROUPINGS } from "./grouping.js";
+import { GROUPINGS, bestGrouping } from "./grouping.js";
 
 /** The state of the page; `changed(what)` is called with "range", "look", "moment" or "pick". */
 export class View {
@@ -18,7 +18,7 @@ export class View {
     this.showsCache = true;
     this.lanes = "stream";
     this.grouping = null;
-    this.groupBy("category");
+    this.groupBy(bestGrouping(record));
   }
 
   groupBy(kind) {
