@@ -1,15 +1,19 @@
 """Evidence into findings, one file per diagnosis."""
 
+from tenure.diagnoses.device import DeviceUse
 from tenure.diagnoses.evidence import Share
 from tenure.diagnoses.explaining import Explanation, explain
-from tenure.diagnoses.finding import Advice, Finding, Severity, Verified
-from tenure.diagnoses.split import Split
+from tenure.diagnoses.finding import Advice, Confidence, Finding, Severity, Verified
+from tenure.diagnoses.split import PoolShare, Split
 from tenure.diagnoses.tuning import Tuning, tune
 
 __all__ = [
     "Advice",
+    "Confidence",
+    "DeviceUse",
     "Explanation",
     "Finding",
+    "PoolShare",
     "Severity",
     "Share",
     "Split",

@@ -6,21 +6,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tenure.diagnoses import (
-    cache,
+    churn,
     fragmentation,
+    graph_order,
     growing,
+    idle,
+    idle_pools,
     normal,
     out_of_memory,
-    pools,
+    outside_step,
+    overlapping,
+    pending,
     recording,
+    retries,
     settings,
-    streams,
+    staircase,
+    stranded,
 )
-from tenure.diagnoses.evidence import Evidence, Progress, Share
+from tenure.diagnoses.evidence import DEFAULT, ELASTIC, TRIED, Evidence, Progress, Share
 from tenure.diagnoses.finding import Finding, Severity
 
 if TYPE_CHECKING:
+    from tenure.diagnoses.device import DeviceUse
     from tenure.diagnoses.split import Split
+    from tenure.lifetimes import Rounds
     from tenure.replays import Candidate, Replay
     from tenure.streams import StreamUsage
     from tenure.traces import Trace
@@ -28,15 +37,23 @@ if TYPE_CHECKING:
 DIAGNOSES = (
     out_of_memory,
     growing,
+    overlapping,
+    outside_step,
     fragmentation,
-    streams,
-    cache,
-    pools,
+    staircase,
+    pending,
+    stranded,
+    graph_order,
+    idle_pools,
+    churn,
+    retries,
     settings,
+    idle,
     normal,
     recording,
 )
-RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NORMAL: 2, Severity.INFO: 3}
+RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2, Severity.NORMAL: 3}
+ABOUT_THE_RECORDING = 4
 
 
 @dataclass(frozen=True)
@@ -49,10 +66,15 @@ class Explanation:
         capacity: Limit in bytes that was asked about; None for none.
         complete: Whether the recording began empty and lacks nothing that limits the answer.
         missing: What it lacks, in sentences.
-        split: Reserved bytes by meaning when most was reserved.
+        split: Reserved bytes by meaning: just before the failure, if there was one, else when most
+            was reserved.
+        split_event: The event of that moment.
+        device: What was on the device then; None where the record does not have it.
         by_site: Live bytes by line when most was allocated.
         by_category: The same by category.
         streams: Bytes per stream.
+        rounds: Steps or other repetitions; None if the recording shows none.
+        flat_since: The round, as people count, from which on live memory is level; None if none.
         candidates: Other settings, tried; empty where no advice needed them.
         recorded_candidate: The recorded settings, tried in the same way; None likewise.
         findings: What matters most first.
@@ -64,9 +86,13 @@ class Explanation:
     complete: bool
     missing: tuple[str, ...]
     split: Split
+    split_event: int
+    device: DeviceUse | None
     by_site: tuple[Share, ...]
     by_category: tuple[Share, ...]
     streams: tuple[StreamUsage, ...]
+    rounds: Rounds | None
+    flat_since: int | None
     candidates: tuple[Candidate, ...]
     recorded_candidate: Candidate | None
     findings: tuple[Finding, ...]
@@ -84,7 +110,7 @@ def explain(
     """
     evidence = Evidence(trace, capacity, progress)
     findings = [finding for diagnosis in DIAGNOSES for finding in diagnosis.diagnose(evidence)]
-    findings.sort(key=lambda f: (RANK[f.severity], -f.bytes))
+    findings = _in_order(findings)
     tried = bool(len(trace.events))
     return Explanation(
         trace=trace,
@@ -92,11 +118,38 @@ def explain(
         capacity=capacity,
         complete=trace.starts_empty and not trace.notes,
         missing=tuple(note.text for note in trace.notes),
-        split=evidence.split,
+        split=evidence.telling[0],
+        split_event=evidence.telling[1],
+        device=evidence.device,
         by_site=evidence.by_site(evidence.at_live_peak),
         by_category=evidence.by_category(evidence.at_live_peak),
         streams=evidence.streams,
-        candidates=tuple(evidence.candidates.values()) if tried else (),
+        rounds=evidence.rounds,
+        flat_since=evidence.flat_since,
+        candidates=_worth_showing(evidence, findings) if tried else (),
         recorded_candidate=evidence.as_recorded if tried else None,
         findings=tuple(findings),
     )
+
+
+def _worth_showing(evidence: Evidence, findings: list[Finding]) -> tuple[Candidate, ...]:
+    """The settings tried; those that were derived from the trace only where they are advised."""
+    advised = {advice.conf for finding in findings for advice in finding.advice}
+    usual = {evidence.trace.settings.conf, DEFAULT, ELASTIC, *TRIED}
+    tried = evidence.candidates.items()
+    return tuple(candidate for name, candidate in tried if name in usual or name in advised)
+
+
+def _in_order(findings: list[Finding]) -> list[Finding]:
+    """By severity, then by bytes; what follows from another finding after that one."""
+    largest = {f.code: f.bytes for f in sorted(findings, key=lambda f: f.bytes)}
+
+    def weight(finding: Finding) -> tuple[int, int, bool]:
+        size = finding.bytes
+        if finding.because_of in largest:
+            size = min(size, largest[finding.because_of])
+        recording = finding.code.startswith("trace.")
+        rank = ABOUT_THE_RECORDING if recording else RANK[finding.severity]
+        return rank, -size, finding.because_of in largest
+
+    return sorted(findings, key=weight)

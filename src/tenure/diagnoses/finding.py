@@ -11,8 +11,16 @@ class Severity(StrEnum):
 
     ERROR = "error"  # the run fails
     WARNING = "warning"  # memory or time is lost
-    INFO = "info"  # about the recording
+    INFO = "info"  # about the recording, or too weak to act on
     NORMAL = "normal"  # as it should be, and it stops here
+
+
+class Confidence(StrEnum):
+    """How sure a finding is."""
+
+    MEASURED = "measured"  # the record shows it, or the replay computed it
+    INFERRED = "inferred"  # it follows from stacks, timing or sizes, which could mislead
+    POSSIBLE = "possible"  # the record fits it, and fits something harmless too
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,8 @@ class Finding:
         title: One sentence.
         evidence: Sentences with numbers.
         advice: What would help, best first; empty where nothing needs doing.
+        confidence: How sure it is.
+        because_of: Code of the finding that this one follows from; it is told after that one.
     """
 
     code: str
@@ -66,3 +76,10 @@ class Finding:
     title: str
     evidence: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()
+    confidence: Confidence = Confidence.MEASURED
+    because_of: str | None = None
+
+    @property
+    def more(self) -> str:
+        """Where the documentation of its code is."""
+        return f"docs/findings/{self.code}.md"

@@ -1,121 +1,91 @@
-"""fragmentation.* and cache.staircase: much more reserved than live, and why."""
+"""fragmentation.holes and fragmentation.remainders: cached bytes that live neighbours pin."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from tenure.diagnoses.advice import settings_advice
-from tenure.diagnoses.evidence import Evidence
-from tenure.diagnoses.finding import Advice, Finding, Severity
-from tenure.diagnoses.split import pins
+from tenure.diagnoses.advice import settings_advice, worth_a_setting
+from tenure.diagnoses.finding import Finding, Severity
+from tenure.diagnoses.naming import age, at
+from tenure.diagnoses.split import GRANULE, Holes, find_holes, pins
 from tenure.units import format_bytes
 
-LEAST_UNUSED = 0.15  # of peak reserved, above peak live; below, caching costs what it costs
-LEAST_SHARE = 0.05  # of reserved, for one kind of cached bytes
-LEAST_BYTES = 16 << 20
-DISTINCT_SIZES = 4  # of one line's requests, above which sizes vary
+if TYPE_CHECKING:
+    from tenure.diagnoses.evidence import Evidence
+    from tenure.replays import Layout
+
+PINS_SHOWN = 3
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
-    """Findings about bytes that are reserved, cached, and of no use to the requests that came."""
-    if not len(evidence.trace.events):
+    """One finding about bytes that are cached, pinned, and of no use to the requests that came."""
+    if not evidence.pins_matter:
         return ()
-    split = evidence.split
-    if split.reserved - evidence.recorded.peak.allocated < LEAST_UNUSED * split.reserved:
-        return ()
-    found = []
-    if _matters(evidence, split.whole.bytes):
-        found.append(_staircase(evidence))
-    if _matters(evidence, split.remainders.bytes):
-        found.append(_remainders(evidence))
-    kept = sorted((finding for finding in found if finding), key=lambda f: -f.bytes)
-    if kept:  # the larger part speaks for the whole
-        kept[0] = replace(kept[0], title=_ratio(evidence))
-    return tuple(kept)
-
-
-def _matters(evidence: Evidence, cached: int) -> bool:
-    return cached >= max(LEAST_BYTES, LEAST_SHARE * evidence.split.reserved)
-
-
-def _ratio(evidence: Evidence) -> str:
-    reserved, live = evidence.split.reserved, evidence.recorded.peak.allocated
+    layout, event = evidence.most_pinned
+    reserved = int(layout.size.sum())
+    failed = evidence.replay.first_oom is not None
+    holes = find_holes(layout, evidence.split.stream)
+    code = "fragmentation.remainders"
+    if holes.holes > holes.remainders:
+        code = "fragmentation.holes"
+    advice = settings_advice(evidence)
     return (
-        f"{format_bytes(reserved)} reserved for {format_bytes(live)} of live tensors at the peak "
-        f"({reserved / max(live, 1):.2f} x)"
-    )
-
-
-def _severity(advice: tuple[Advice, ...]) -> Severity:
-    return Severity.WARNING if advice else Severity.NORMAL
-
-
-def _staircase(evidence: Evidence) -> Finding | None:
-    """Whole segments cached: earlier ones were too small for what came later."""
-    split = evidence.split
-    varying = varying_site(evidence)
-    advice = settings_advice(evidence)
-    if varying is None and not advice:
-        return None
-    why = (
-        f"sizes vary from request to request, for example at {varying}: each larger one outgrew "
-        "the cached segments"
-        if varying
-        else "what was cached did not fit what was asked for next"
-    )
-    title = f"{format_bytes(split.whole.bytes)} is cached in whole segments that did not fit"
-    lines = [
-        (
-            f"{format_bytes(split.whole.bytes)} in {split.whole.blocks:,} whole segments or chunks "
-            "is cached and unused at that moment; under pressure PyTorch returns it"
+        Finding(
+            code,
+            Severity.WARNING if worth_a_setting(advice) or failed else Severity.NORMAL,
+            holes.total,
+            _title(evidence, holes, reserved, event),
+            tuple(_evidence(evidence, layout, holes, event)),
+            advice,
+            because_of="oom" if failed else None,
         ),
-        why,
-    ]
-    return Finding(
-        "cache.staircase", _severity(advice), split.whole.bytes, title, tuple(lines), advice
     )
 
 
-def varying_site(evidence: Evidence) -> str | None:
-    """The line with most bytes among those whose large requests come in many sizes."""
-    trace = evidence.trace
-    large = np.flatnonzero((trace.allocations.requested > 1 << 20) & (trace.allocations.born >= 0))
-    if not len(large):
-        return None
-    sites = evidence.sites.of_allocation[large]
-    size = trace.allocations.requested[large]
-    totals = np.bincount(sites, weights=size)
-    totals[0] = 0  # without frames there is no line to name
-    for site in np.argsort(-totals)[:8].tolist():
-        if totals[site] and len(np.unique(size[sites == site])) >= DISTINCT_SIZES:
-            return evidence.label_of_site(site)
-    return None
+def _title(evidence: Evidence, holes: Holes, reserved: int, event: int) -> str:
+    when = "when the request failed"
+    if evidence.replay.first_oom is None:
+        when = "at the end" if event == len(evidence.trace.events) else "at the peak"
+    return (
+        f"{format_bytes(holes.total)} of the {format_bytes(reserved)} reserved {when} is cached "
+        "beside live blocks, which pin it"
+    )
 
 
-def _remainders(evidence: Evidence) -> Finding:
-    """Cached bytes beside live blocks."""
-    split, layout = evidence.split, evidence.at_reserved_peak
-    in_arenas = bool(layout.in_arena.any())
-    code = "fragmentation.holes" if in_arenas else "fragmentation.remainders"
-    what = "holes between live blocks of expandable segments" if in_arenas else "remainders"
-    advice = settings_advice(evidence)
-    title = f"{format_bytes(split.remainders.bytes)} is cached beside live blocks, which pin it"
-    lines = [
-        (
-            f"{format_bytes(split.remainders.bytes)} in {split.remainders.blocks:,} {what}, each "
-            "pinned by a live neighbour: PyTorch cannot return it, and only smaller requests can "
-            "use it"
+def _evidence(evidence: Evidence, layout: Layout, holes: Holes, event: int) -> list[str]:
+    lines = []
+    if holes.holes:
+        lines.append(
+            f"{format_bytes(holes.holes)} in {holes.pieces:,} holes: live and free blocks take "
+            f"turns in the same segments; the largest is {format_bytes(holes.largest)}"
         )
-    ]
-    at = evidence.recorded.peak_event.reserved
-    for pin in pins(layout)[:3]:
+    if holes.remainders:
+        lines.append(
+            f"{format_bytes(holes.remainders)} in remainders: each the rest of a segment that a "
+            "smaller request was served from, too small for what came later; the largest is "
+            f"{format_bytes(holes.largest_remainder)}"
+        )
+    lines.append(
+        "PyTorch cannot return these bytes, empty_cache() neither; only requests that fit a piece "
+        "can use them"
+    )
+    if holes.holes > holes.remainders and not evidence.trace.settings.expandable_segments:
+        lines.append(_page_line(holes))
+    for pin in pins(layout)[:PINS_SHOWN]:
         number = int(layout.allocation[pin.row])
-        born = int(evidence.trace.allocations.born[number])
-        age = "since before the recording" if born < 0 else f"for {at - born:,} events"
         lines.append(
             f"    {format_bytes(pin.pinned)} pinned by {format_bytes(int(layout.size[pin.row]))} "
-            f"of {evidence.label(number)}, alive {age}"
+            f"of {evidence.label(number)} at {at(int(layout.address[pin.row]))}, "
+            f"{age(evidence, number, event)}"
         )
-    return Finding(code, _severity(advice), split.remainders.bytes, title, tuple(lines), advice)
+    return lines
+
+
+def _page_line(holes: Holes) -> str:
+    chunk = format_bytes(GRANULE[False])
+    if holes.largest < GRANULE[False]:
+        return (
+            f"the holes are smaller than {chunk}, which is what expandable_segments can unmap at a "
+            "time: it would not give them back"
+        )
+    return f"holes of {chunk} and more can be unmapped and used elsewhere with expandable_segments"

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from tenure.diagnoses.advice import settings_advice
-from tenure.diagnoses.evidence import Evidence, limit_of
+from tenure.diagnoses.evidence import EXPANDABLE, Evidence, limit_of
 from tenure.diagnoses.finding import Advice, Finding, Severity
-from tenure.diagnoses.split import Split, pins, split_reserved
+from tenure.diagnoses.naming import age, kind, stream_name
+from tenure.diagnoses.split import GRANULE, Split, find_holes, is_private, pins, split_reserved
 from tenure.replays import Layout, OutOfMemory
 from tenure.traces import BlockState
-from tenure.units import format_bytes
+from tenure.units import GIB, format_bytes
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """One finding if any request failed, in the recording or under the capacity asked about."""
     failed = evidence.replay.first_oom
-    layout = evidence.before_failure()
+    layout = evidence.before_failure
     if failed is None or layout is None:
         return ()
-    split = split_reserved(layout)
+    split = split_reserved(layout, failed.stream)
     limit = limit_of(evidence)
-    fragmented = split.cached + split.pending.bytes + _free(limit, split) >= failed.segment
-    cause = "and not for lack of memory" if fragmented else "for lack of memory"
+    within_reach = split.cached + split.pending.bytes + _free(limit, split) >= failed.segment
+    cause = "and not for lack of memory" if within_reach else "for lack of memory"
     title = (
         f"out of memory, {cause}: {format_bytes(failed.requested)} asked for at event "
         f"{failed.event:,}"
@@ -32,13 +33,13 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
             failed.requested,
             title,
             tuple(_evidence(evidence, failed, layout, split, limit)),
-            _advice(evidence, failed),
+            _advice(evidence, failed, within_reach=within_reach),
         ),
     )
 
 
 def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f}"
+    return f"{size / GIB:.2f}"
 
 
 def _free(limit: int | None, split: Split) -> int:
@@ -51,9 +52,9 @@ def largest_servable(layout: Layout, split: Split, limit: int | None, stream: in
     Either from a cached block of the same stream, or as a new segment under the limit once
     everything returnable is returned.
     """
-    mine = (layout.state == BlockState.CACHED) & (layout.stream == stream)
+    mine = (layout.state == BlockState.CACHED) & (layout.stream == stream) & ~is_private(layout)
     cached = int(layout.size[mine].max(initial=0))
-    whole = split.whole.bytes
+    whole = sum(share.whole for share in split.pools)
     return max(cached, (_free(limit, split) + whole) // (2 << 20) * (2 << 20))
 
 
@@ -61,6 +62,9 @@ def _evidence(
     evidence: Evidence, failed: OutOfMemory, layout: Layout, split: Split, limit: int | None
 ) -> list[str]:
     lines = []
+    line = evidence.line_of_event(failed.event)
+    if line:
+        lines.append(f"asked for by {line}, on {stream_name(failed.stream)}")
     if limit is not None:
         known = "limit" if evidence.capacity is not None else "limit, as far as the record shows,"
         pending = f" + pending {_gib(split.pending.bytes)}" if split.pending.bytes else ""
@@ -86,14 +90,15 @@ def _evidence(
             "a block that fits was waiting for another stream and became free during the failing "
             "call: the same request, tried once more, would have been served (pytorch#189504)"
         )
-    worst = pins(layout)[:1]
-    lines += [_pin_line(evidence, layout, pin.row, pin.pinned, failed.event) for pin in worst]
+    lines += _device(evidence, failed)
+    lines += _holders(evidence, layout, failed.event)
+    lines += _unhelpful(evidence, layout, failed)
     return lines
 
 
 def _pieces(split: Split) -> list[str]:
     parts = (
-        (split.remainders, "remainders, each pinned by a live neighbour in its segment"),
+        (split.remainders, "pinned by live neighbours in their segments"),
         (split.whole, "whole segments, which PyTorch returned before it failed"),
         (split.other_streams, "in the pools of other streams, which this stream cannot use"),
         (split.private, "in private pools (CUDA graphs, MemPools)"),
@@ -101,21 +106,89 @@ def _pieces(split: Split) -> list[str]:
     return [f"    {format_bytes(part.bytes)}  {what}" for part, what in parts if part.bytes]
 
 
-def _pin_line(evidence: Evidence, layout: Layout, row: int, pinned: int, event: int) -> str:
-    number = int(layout.allocation[row])
+def _device(evidence: Evidence, failed: OutOfMemory) -> list[str]:
+    """What the driver said was free, where the record has it, and what else was on the card."""
+    use = evidence.device
+    if use is None:
+        return []
+    rest = ""
+    if use.total is not None and use.outside is not None:
+        rest = (
+            f"; if the card is an {use.card} ({format_bytes(use.total)}), the other "
+            f"{format_bytes(use.outside)} is the context, libraries and other processes"
+        )
+    lines = [
+        (
+            f"the driver had {format_bytes(use.free)} free on the device, PyTorch held "
+            f"{format_bytes(use.reserved)}{rest}"
+        )
+    ]
+    if use.free >= failed.segment:
+        lines.append("so it was not the card that refused but a limit (memory fraction)")
+    return lines
+
+
+def _holders(evidence: Evidence, layout: Layout, event: int) -> list[str]:
+    """Who pins most, and which lines hold most of what is live."""
+    lines = []
+    for pin in pins(layout)[:1]:
+        number = int(layout.allocation[pin.row])
+        lines.append(
+            f"most is pinned by {format_bytes(int(layout.size[pin.row]))} from "
+            f"{evidence.label(number)} ({_since(evidence, number, event)}): it keeps "
+            f"{format_bytes(pin.pinned)} from being returned"
+        )
+    shares = evidence.by_site(layout)[:3] if evidence.trace.has_stacks else ()
+    if shares:
+        lines.append("most of what was live:")
+        lines += [f"    {format_bytes(s.bytes)}  {kind(s.category)} of {s.label}" for s in shares]
+    return lines
+
+
+def _since(evidence: Evidence, number: int, event: int) -> str:
     born = int(evidence.trace.allocations.born[number])
-    since = f"allocated at event {born:,}, alive for {event - born:,} events"
     if born < 0:
-        since = "allocated before the recording began"
-    return (
-        f"most is pinned by {format_bytes(int(layout.size[row]))} from {evidence.label(number)} "
-        f"({since}): it keeps {format_bytes(pinned)} from being returned"
-    )
+        return "allocated before the recording began"
+    return f"allocated at event {born:,}, {age(evidence, number, event)}"
 
 
-def _advice(evidence: Evidence, failed: OutOfMemory) -> tuple[Advice, ...]:
+def _unhelpful(evidence: Evidence, layout: Layout, failed: OutOfMemory) -> list[str]:
+    """Why the setting that PyTorch's message names does not help, where it does not."""
+    tried = evidence.candidates.get(EXPANDABLE)
+    if tried is None or _saves(evidence, tried.smallest_capacity, fits=tried.fits):
+        return []
+    holes = find_holes(layout, failed.stream)
+    chunk = GRANULE[False]
+    if holes.total and holes.largest < chunk:
+        return [
+            (
+                f"PyTorch's message names expandable_segments; it does not help: the holes are at "
+                f"most {format_bytes(holes.largest)}, smaller than the {format_bytes(chunk)} that "
+                "can be unmapped at a time"
+            )
+        ]
+    if evidence.trace.settings.expandable_segments:
+        return ["expandable_segments, which PyTorch's message names, was on already"]
+    return ["expandable_segments, which PyTorch's message names, does not help here (replayed)"]
+
+
+def _saves(evidence: Evidence, smallest: int, *, fits: bool) -> bool:
+    before = evidence.as_recorded
+    if evidence.trace.settings.expandable_segments:
+        return False
+    return (fits and not before.fits) or smallest < before.smallest_capacity
+
+
+def _advice(evidence: Evidence, failed: OutOfMemory, *, within_reach: bool) -> tuple[Advice, ...]:
     before = evidence.as_recorded
     advice = list(settings_advice(evidence))
+    if not within_reach and not advice:
+        advice.append(
+            Advice(
+                "no setting tried makes it fit: less has to be live (a smaller batch, gradient "
+                "checkpointing, accumulation), or the card has to be larger"
+            )
+        )
     advice.append(
         Advice(
             f"with the settings as they are, the run needs {format_bytes(before.smallest_capacity)}"

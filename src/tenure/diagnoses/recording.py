@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenure.diagnoses.finding import Advice, Finding, Severity
-from tenure.lifetimes import NO_FRAMES
+import numpy as np
+
+from tenure.diagnoses.finding import Advice, Confidence, Finding, Severity
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
@@ -15,22 +16,88 @@ LEAST_SHARE = 0.05  # of live bytes at the peak
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
-    """The reader's notes, and live bytes without a line."""
+    """The reader's notes, an overwritten ring, and live bytes without a line."""
     notes = [Finding(note.code, Severity.INFO, 0, note.text) for note in evidence.trace.notes]
-    if not evidence.trace.has_stacks:
-        return tuple(notes)
-    shares = evidence.by_site(evidence.at_live_peak)
-    silent = sum(s.bytes for s in shares if s.label == NO_FRAMES)
-    blocks = sum(s.blocks for s in shares if s.label == NO_FRAMES)
-    if silent < LEAST_SHARE * max(evidence.recorded.peak.allocated, 1):
-        return tuple(notes)
-    missing = Finding(
-        "trace.no_frames",
-        Severity.INFO,
-        silent,
-        f"{format_bytes(silent)} of the live peak ({blocks:,} blocks) has no Python frames: made "
-        "by autograd's own threads, in backward",
-        (),
-        (Advice("record with stacks='all' to see the C++ frames of backward"),),
+    truncated = _truncated(evidence)
+    if truncated:
+        notes = [note for note in notes if note.code != "trace.late"]
+    return (*truncated, *notes, *_no_frames(evidence))
+
+
+def _truncated(evidence: Evidence) -> tuple[Finding, ...]:
+    """Blocks from before the first event that have stacks: recording was on when they were made."""
+    allocations = evidence.trace.allocations
+    before = slice(0, allocations.before)
+    known = int((allocations.stack[before] >= 0).sum())
+    if not known:
+        return ()
+    events = len(evidence.trace.events)
+    return (
+        Finding(
+            "trace.truncated",
+            Severity.INFO,
+            0,
+            (
+                f"the recording's beginning is lost: the ring kept the last {events:,} events and "
+                "overwrote those before"
+            ),
+            (
+                (
+                    f"{known:,} blocks that were live before the first event have stacks, so "
+                    "history was being recorded when they were made"
+                ),
+                (
+                    "peaks, growth and categories below are those of the events that are left; the "
+                    "run's own peak may have been higher"
+                ),
+            ),
+            (
+                Advice(
+                    "record with a larger max_entries "
+                    "(torch.cuda.memory._record_memory_history(max_entries=1_000_000)), or start "
+                    "later and dump sooner"
+                ),
+            ),
+            Confidence.MEASURED,
+        ),
     )
-    return (*notes, missing)
+
+
+def _no_frames(evidence: Evidence) -> tuple[Finding, ...]:
+    """Allocations of autograd's own threads, which Python stacks do not reach."""
+    trace = evidence.trace
+    if not trace.has_stacks:
+        return ()
+    layout = evidence.at_live_peak
+    numbers = layout.allocation[(layout.state == 1) & (layout.allocation >= 0)]
+    size = layout.size[(layout.state == 1) & (layout.allocation >= 0)]
+    silent = trace.allocations.stack[numbers] < 0
+    held = int(size[silent].sum())
+    if held < LEAST_SHARE * max(evidence.recorded.peak.allocated, 1):
+        return ()
+    all_silent = (trace.allocations.stack < 0) & (trace.allocations.born >= 0)
+    made = int(all_silent.sum())
+    named = int((evidence.forward[all_silent] >= 0).sum())
+    old = int(np.sum(trace.allocations.born[numbers[silent]] < 0))
+    lines = [
+        (
+            f"{made:,} allocations in the recording have no frames; {named:,} of them are told as "
+            "'backward of' the forward line whose saved tensors are freed next (inferred)"
+        )
+    ]
+    if old:
+        lines.append(f"{old:,} of the blocks at the peak were made before the recording began")
+    return (
+        Finding(
+            "trace.no_frames",
+            Severity.INFO,
+            held,
+            (
+                f"{format_bytes(held)} of the live peak ({int(silent.sum()):,} blocks) has no "
+                "Python frames: made by autograd's own threads, in backward"
+            ),
+            tuple(lines),
+            (Advice("record with stacks='all' to see the C++ frames of backward"),),
+            Confidence.MEASURED,
+        ),
+    )

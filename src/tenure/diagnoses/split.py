@@ -26,6 +26,29 @@ class Part:
 
 
 @dataclass(frozen=True)
+class PoolShare:
+    """What one pool of one stream holds, in bytes; the parts add up to reserved.
+
+    Attributes:
+        stream: Stream that owns it.
+        pool: PyTorch's id of the private pool; (0, 0) for the default one.
+        reserved: All of it.
+        live: In use by tensors.
+        pending: Freed, but waiting for events of other streams.
+        whole: Cached, and returnable: whole segments, or whole chunks of arenas.
+        pinned: Cached beside live or pending blocks.
+    """
+
+    stream: int
+    pool: tuple[int, int]
+    reserved: int
+    live: int
+    pending: int
+    whole: int
+    pinned: int
+
+
+@dataclass(frozen=True)
 class Split:
     """Reserved bytes at one moment by what they are; the parts add up to reserved.
 
@@ -37,7 +60,8 @@ class Split:
         remainders: Cached beside a live or pending block of the same segment: pinned.
         other_streams: Cached in streams other than `stream`.
         private: Cached in the private pools of graphs and MemPools.
-        stream: The stream that `whole` and `remainders` are of: the one with most reserved.
+        stream: The stream that `whole` and `remainders` are of: the one with most live bytes.
+        pools: The same bytes by stream and pool, most reserved first.
     """
 
     reserved: int
@@ -48,20 +72,32 @@ class Split:
     other_streams: Part
     private: Part
     stream: int
+    pools: tuple[PoolShare, ...]
 
     @property
     def cached(self) -> int:
         """All that is neither live nor pending."""
         return self.reserved - self.live.bytes - self.pending.bytes
 
+    @property
+    def unused(self) -> int:
+        """All that is not live."""
+        return self.reserved - self.live.bytes
 
-def split_reserved(layout: Layout) -> Split:
-    """Takes the reserved bytes of a layout apart."""
+
+def split_reserved(layout: Layout, stream: int | None = None) -> Split:
+    """Takes the reserved bytes of a layout apart.
+
+    Args:
+        layout: What was where.
+        stream: Whose own cached bytes are told apart from those of the others; default: the one
+            with most live.
+    """
     state, size = layout.state, layout.size
-    stream = _main_stream(layout)
+    main = _main_stream(layout) if stream is None else stream
     cached = state == BlockState.CACHED
-    private = (layout.pool_capture != 0) | (layout.pool_user != 0)
-    elsewhere = (layout.stream != stream) & ~private
+    private = is_private(layout)
+    elsewhere = (layout.stream != main) & ~private
     here = cached & ~private & ~elsewhere
     returnable = returnable_bytes(layout)
     pinned = np.where(here, size - returnable, 0)
@@ -78,8 +114,38 @@ def split_reserved(layout: Layout) -> Split:
         remainders=Part(int(pinned.sum()), int((pinned > 0).sum())),
         other_streams=part(cached & elsewhere),
         private=part(cached & private),
-        stream=stream,
+        stream=main,
+        pools=_by_pool(layout, returnable),
     )
+
+
+def is_private(layout: Layout) -> NDArray[np.bool_]:
+    """Which blocks lie in private pools."""
+    return np.asarray((layout.pool_capture != 0) | (layout.pool_user != 0))
+
+
+def _by_pool(layout: Layout, returnable: NDArray[np.int64]) -> tuple[PoolShare, ...]:
+    keys = np.stack([layout.stream, layout.pool_capture, layout.pool_user], axis=1)
+    owners, index = np.unique(keys, axis=0, return_inverse=True)
+    index = index.reshape(-1)
+
+    def total(values: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.bincount(index, weights=values, minlength=len(owners)).astype(np.int64)
+
+    size, state = layout.size, layout.state
+    cached = state == BlockState.CACHED
+    columns = (
+        total(size),
+        total(np.where(state == BlockState.LIVE, size, 0)),
+        total(np.where(state == BlockState.PENDING, size, 0)),
+        total(np.where(cached, returnable, 0)),
+        total(np.where(cached, size - returnable, 0)),
+    )
+    shares = [
+        PoolShare(int(stream), (int(capture), int(user)), *(int(c[i]) for c in columns))
+        for i, (stream, capture, user) in enumerate(owners.tolist())
+    ]
+    return tuple(sorted(shares, key=lambda s: -s.reserved))
 
 
 def returnable_bytes(layout: Layout) -> NDArray[np.int64]:
@@ -107,7 +173,9 @@ def _main_stream(layout: Layout) -> int:
     streams, index = np.unique(layout.stream, return_inverse=True)
     if not len(streams):
         return 0
-    return int(streams[np.argmax(np.bincount(index, weights=layout.size))])
+    live = np.bincount(index, weights=np.where(layout.state == BlockState.LIVE, layout.size, 0))
+    held = np.bincount(index, weights=layout.size)
+    return int(streams[np.lexsort((held, live))[-1]])
 
 
 @dataclass(frozen=True)
@@ -139,3 +207,52 @@ def pins(layout: Layout) -> tuple[Pin, ...]:
             pinned[other] = pinned.get(other, 0) + int(kept[row]) // len(beside)
     order = sorted(pinned.items(), key=lambda item: -item[1])
     return tuple(Pin(row, size) for row, size in order)
+
+
+@dataclass(frozen=True)
+class Holes:
+    """Cached bytes that live neighbours pin, by how they came about.
+
+    A segment with one such piece was split once and the rest fits nothing: a remainder. With
+    several, live and free blocks take turns in it: holes. In arenas all are holes.
+
+    Attributes:
+        holes: Bytes in segments with several pieces, and in arenas.
+        pieces: How many pieces those are.
+        remainders: Bytes in segments with a single piece.
+        largest: The largest hole.
+        largest_remainder: The largest remainder.
+        segments: Segments concerned.
+    """
+
+    holes: int
+    pieces: int
+    remainders: int
+    largest: int
+    largest_remainder: int
+    segments: int
+
+    @property
+    def total(self) -> int:
+        """All pinned bytes."""
+        return self.holes + self.remainders
+
+
+def find_holes(layout: Layout, stream: int) -> Holes:
+    """The pinned bytes of one stream's default pools, told apart."""
+    mine = (layout.stream == stream) & ~is_private(layout)
+    kept = layout.size - returnable_bytes(layout)
+    rows = np.flatnonzero(mine & (layout.state == BlockState.CACHED) & (kept > 0))
+    segments, member, count = np.unique(
+        layout.segment[rows], return_inverse=True, return_counts=True
+    )
+    several = (count[member] > 1) | (layout.in_arena[rows] != 0)
+    bytes_of = kept[rows]
+    return Holes(
+        holes=int(bytes_of[several].sum()),
+        pieces=int(several.sum()),
+        remainders=int(bytes_of[~several].sum()),
+        largest=int(layout.size[rows][several].max(initial=0)),
+        largest_remainder=int(layout.size[rows][~several].max(initial=0)),
+        segments=len(segments),
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tenure.diagnoses import Advice, Explanation, Finding
+    from tenure.diagnoses import Advice, DeviceUse, Explanation, Finding, PoolShare
     from tenure.replays import Replay
+    from tenure.streams import StreamUsage
 
 
 def replay_dict(replay: Replay, file: str, load_seconds: float) -> dict[str, Any]:
@@ -52,7 +53,6 @@ def replay_dict(replay: Replay, file: str, load_seconds: float) -> dict[str, Any
 
 def explanation_dict(explanation: Explanation, file: str) -> dict[str, Any]:
     """An explanation; all sizes in bytes."""
-    replay, split = explanation.replay, explanation.split
     return {
         "file": file,
         "device": explanation.trace.device,
@@ -60,8 +60,8 @@ def explanation_dict(explanation: Explanation, file: str) -> dict[str, Any]:
         "complete": explanation.complete,
         "missing": list(explanation.missing),
         "peak": {
-            **replay.peak.as_dict(),
-            "at_event": replay.peak_event.allocated,
+            **explanation.replay.peak.as_dict(),
+            "at_event": explanation.replay.peak_event.allocated,
             "by_site": [
                 {"site": s.label, "category": s.category, "bytes": s.bytes, "blocks": s.blocks}
                 for s in explanation.by_site
@@ -71,32 +71,11 @@ def explanation_dict(explanation: Explanation, file: str) -> dict[str, Any]:
                 for s in explanation.by_category
             ],
         },
-        "reserved": {
-            "at_event": replay.peak_event.reserved,
-            "total": split.reserved,
-            **{
-                name: {"bytes": part.bytes, "blocks": part.blocks}
-                for name, part in (
-                    ("live", split.live),
-                    ("pending", split.pending),
-                    ("whole_segments", split.whole),
-                    ("remainders", split.remainders),
-                    ("other_streams", split.other_streams),
-                    ("private_pools", split.private),
-                )
-            },
-        },
-        "streams": [
-            {
-                "stream": u.stream,
-                "live_peak": u.live_peak,
-                "pending_peak": u.pending_peak,
-                "reserved_peak": u.reserved_peak,
-                "frees_that_waited": u.waited,
-                "longest_wait_us": u.longest_wait_us,
-            }
-            for u in explanation.streams
-        ],
+        "reserved": _reserved(explanation),
+        "reserved_by_pool": [_pool(share) for share in explanation.split.pools],
+        "device_memory": _device(explanation.device) if explanation.device else None,
+        "rounds": _rounds(explanation),
+        "streams": [_stream(usage) for usage in explanation.streams],
         "settings": [
             {
                 "rules": c.rules,
@@ -111,14 +90,81 @@ def explanation_dict(explanation: Explanation, file: str) -> dict[str, Any]:
     }
 
 
+def _reserved(explanation: Explanation) -> dict[str, Any]:
+    """The moment at which reserved bytes are taken apart, and their parts."""
+    split = explanation.split
+    parts = {
+        "live": split.live,
+        "pending": split.pending,
+        "whole_segments": split.whole,
+        "remainders": split.remainders,
+        "other_streams": split.other_streams,
+        "private_pools": split.private,
+    }
+    return {
+        "at_event": explanation.split_event,
+        "total": split.reserved,
+        **{name: {"bytes": p.bytes, "blocks": p.blocks} for name, p in parts.items()},
+    }
+
+
+def _pool(share: PoolShare) -> dict[str, Any]:
+    return {
+        "stream": share.stream,
+        "pool": list(share.pool),
+        "reserved": share.reserved,
+        "live": share.live,
+        "pending": share.pending,
+        "returnable": share.whole,
+        "pinned": share.pinned,
+    }
+
+
+def _stream(usage: StreamUsage) -> dict[str, Any]:
+    return {
+        "stream": usage.stream,
+        "live_peak": usage.live_peak,
+        "pending_peak": usage.pending_peak,
+        "reserved_peak": usage.reserved_peak,
+        "frees_that_waited": usage.waited,
+        "longest_wait_us": usage.longest_wait_us,
+        "most_waiting_at_once": usage.pending_blocks,
+    }
+
+
+def _device(use: DeviceUse) -> dict[str, Any]:
+    return {
+        "reserved": use.reserved,
+        "free": use.free,
+        "total": use.total,
+        "card": use.card,
+        "outside": use.outside,
+    }
+
+
+def _rounds(explanation: Explanation) -> dict[str, Any] | None:
+    rounds = explanation.rounds
+    if rounds is None:
+        return None
+    return {
+        "per": rounds.per,
+        "count": rounds.last_number,
+        "first_event": int(rounds.begin[0]),
+        "last_event": int(rounds.end[-1]) - 1,
+        "flat_since": explanation.flat_since,
+    }
+
+
 def _finding(finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "severity": finding.severity.value,
         "bytes": finding.bytes,
+        "confidence": finding.confidence.value,
         "title": finding.title,
         "evidence": [line.strip() for line in finding.evidence],
         "advice": [_advice(advice) for advice in finding.advice],
+        "more": finding.more,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING
 
-from tenure.diagnoses import Severity
+from tenure.diagnoses import Confidence, Severity
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 GIB = 1 << 30
+MIB = 1 << 20
+POOL_COLUMNS = ("reserved", "live", "pending", "returnable", "pinned")
 
 
 def visible(text: str) -> str:
@@ -42,38 +44,66 @@ def wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
 
 def explanation_text(explanation: Explanation) -> str:
     """The whole report of `tenure explain`."""
+    unit = unit_of(explanation.split.reserved)
     lines = [*_headline(explanation), ""]
     lines += _missing(explanation)
     shown = [f for f in explanation.findings if f.severity in (Severity.ERROR, Severity.WARNING)]
     said: set[str] = set()  # advice that several findings share is given once
     for finding in shown:
         lines += _finding(finding, explanation, said)
-    lines += _split(explanation)
-    lines += _streams(explanation)
-    lines += _settings(explanation)
+    lines += _possible(explanation)
+    lines += _split(explanation, unit)
+    lines += _pools(explanation, unit)
+    lines += _streams(explanation, unit)
+    lines += _settings(explanation, unit)
     lines += _live(explanation)
     lines += _normal(explanation)
     return "\n".join(lines).rstrip() + "\n"
+
+
+def unit_of(size: int) -> int:
+    """The unit that columns of sizes up to this one are written in."""
+    return GIB if size >= 2 * GIB else MIB
+
+
+def in_unit(size: int, unit: int) -> str:
+    """Bytes in that unit, with two decimals."""
+    return f"{size / unit:.2f}"
+
+
+def _name(unit: int) -> str:
+    return "GiB" if unit == GIB else "MiB"
+
+
+def _sentence(text: str) -> str:
+    first = text.split(maxsplit=1)[0]
+    return (text[0].upper() + text[1:] if first.isalpha() else text) + "."
 
 
 def _headline(explanation: Explanation) -> list[str]:
     peak = explanation.replay.peak
     worst = explanation.findings[0] if explanation.findings else None
     if worst and worst.severity in (Severity.ERROR, Severity.WARNING):
-        return wrapped(worst.title[0].upper() + worst.title[1:] + ".")
+        return wrapped(_sentence(worst.title))
     ratio = peak.reserved / max(peak.allocated, 1)
+    flat, rounds = explanation.flat_since, explanation.rounds
     text = (
         f"Nothing wrong. Peak {format_bytes(peak.allocated)} live, {format_bytes(peak.reserved)} "
-        f"reserved ({ratio:.2f} x)."
+        f"reserved ({ratio:.2f} x)"
     )
+    if flat is not None and rounds is not None:
+        text += f", flat since {rounds.per} {flat:,} of {rounds.last_number:,}"
     if explanation.recorded_candidate:
         smallest = explanation.recorded_candidate.smallest_capacity
-        text += f" Smallest card for this run as it is: {format_bytes(smallest)}."
-    return wrapped(text)
+        text += f". Smallest card for this run as it is: {format_bytes(smallest)}"
+    return wrapped(text + ".")
 
 
 def _missing(explanation: Explanation) -> list[str]:
     lines = []
+    truncated = next((f for f in explanation.findings if f.code == "trace.truncated"), None)
+    if truncated is not None:
+        lines += wrapped(f"Note: {truncated.title}.", rest="  ")
     for text in explanation.missing:
         lines += wrapped(f"Note: {text}.", rest="  ")
     return [*lines, ""] if lines else []
@@ -81,9 +111,9 @@ def _missing(explanation: Explanation) -> list[str]:
 
 def _finding(finding: Finding, explanation: Explanation, said: set[str]) -> list[str]:
     first = explanation.findings[0] is finding
-    lines = (
-        [f"[{finding.code}]"] if first else wrapped(f"[{finding.code}] {finding.title}", rest="  ")
-    )
+    sure = "" if finding.confidence is Confidence.MEASURED else f" ({finding.confidence.value})"
+    code = f"[{finding.code}]{sure}"
+    lines = [code] if first else wrapped(f"{code} {finding.title}", rest="  ")
     for text in finding.evidence:
         indent = "  " + " " * (len(text) - len(text.lstrip()))
         lines += wrapped(text.strip(), indent, indent + "  ")
@@ -91,10 +121,22 @@ def _finding(finding: Finding, explanation: Explanation, said: set[str]) -> list
         if advice.text not in said:
             lines += wrapped(advice.text, "  -> ", "     ")
         said.add(advice.text)
-    return [*lines, ""]
+    return [*lines, f"  more: {finding.more}", ""]
 
 
-def _split(explanation: Explanation) -> list[str]:
+def _possible(explanation: Explanation) -> list[str]:
+    """What the record fits, but which may be harmless; notes on the recording come elsewhere."""
+    lines = []
+    for finding in explanation.findings:
+        if finding.severity is Severity.INFO and not finding.code.startswith("trace."):
+            lines += wrapped(f"[{finding.code}] (possible) {finding.title}", rest="  ")
+            for text in finding.evidence:
+                lines += wrapped(text.strip(), "  ", "    ")
+            lines += [f"  more: {finding.more}", ""]
+    return lines
+
+
+def _split(explanation: Explanation, unit: int) -> list[str]:
     split = explanation.split
     if not split.reserved:
         return []
@@ -106,61 +148,102 @@ def _split(explanation: Explanation) -> list[str]:
         (split.other_streams, "cached in other streams", "not shared"),
         (split.private, "cached in private pools", "not shared"),
     )
+    when = "at its peak"
+    if explanation.replay.first_oom is not None:
+        when = "when the request failed"
     lines = [
         (
-            f"Reserved at its peak: {gib(split.reserved)} GiB "
-            f"(event {explanation.replay.peak_event.reserved:,})"
+            f"Reserved {when}: {in_unit(split.reserved, unit)} {_name(unit)} "
+            f"(event {explanation.split_event:,})"
         )
     ]
     sign = "="
     for part, what, note in parts:
         if part.bytes or what == "live tensors":
-            text = f"  {sign} {gib(part.bytes):>7}  {what} ({part.blocks:,})"
+            text = f"  {sign} {in_unit(part.bytes, unit):>8}  {what} ({part.blocks:,})"
             lines.append(f"{text:<62}{note}".rstrip())
             sign = "+"
+    return [*lines, *_device(explanation), ""]
+
+
+def _device(explanation: Explanation) -> list[str]:
+    use = explanation.device
+    if use is None or use.total is None or use.outside is None:
+        return []
+    return wrapped(
+        f"Device: {gib(use.total)} GiB = reserved {gib(use.reserved)} + free {gib(use.free)} + "
+        f"context, libraries and other processes {gib(use.outside)} (an {use.card}, by its size)",
+        rest="  ",
+    )
+
+
+def _pools(explanation: Explanation, unit: int) -> list[str]:
+    """The same bytes by stream and pool, where there is more than one of either."""
+    shares = explanation.split.pools
+    if len(shares) < 2:
+        return []
+    lines = [f"  {'stream':<13}{'pool':<10}" + "".join(f"{c:>11}" for c in POOL_COLUMNS)]
+    shown = shares[:8]
+    for share in shown:
+        stream = "default" if share.stream == 0 else f"{share.stream:#x}"
+        pool = "default" if share.pool == (0, 0) else f"({share.pool[0]}, {share.pool[1]})"
+        sizes = (share.reserved, share.live, share.pending, share.whole, share.pinned)
+        lines.append(
+            f"  {stream[:12]:<13}{pool[:9]:<10}"
+            + "".join(f"{in_unit(size, unit):>11}" for size in sizes)
+        )
+    if len(shares) > len(shown):
+        rest = sum(share.reserved for share in shares[len(shown) :])
+        lines.append(f"  {f'{len(shares) - len(shown)} more':<23}{in_unit(rest, unit):>11}")
     return [*lines, ""]
 
 
-def _streams(explanation: Explanation) -> list[str]:
+def _streams(explanation: Explanation, unit: int) -> list[str]:
     if len(explanation.streams) < 2:
         return []
-    lines = ["  stream                live peak   pending peak   reserved peak  (GiB)"]
+    name = _name(unit)
+    lines = [f"  stream                live peak   pending peak   reserved peak  ({name})"]
     for usage in explanation.streams[:6]:
-        name = "default" if usage.stream == 0 else f"{usage.stream:#x}"
+        stream = "default" if usage.stream == 0 else f"{usage.stream:#x}"
         lines.append(
-            f"  {name:<20}{gib(usage.live_peak):>11}{gib(usage.pending_peak):>15}"
-            f"{gib(usage.reserved_peak):>16}"
+            f"  {stream:<20}{in_unit(usage.live_peak, unit):>11}"
+            f"{in_unit(usage.pending_peak, unit):>15}{in_unit(usage.reserved_peak, unit):>16}"
         )
     return [*lines, ""]
 
 
 def settings_table(
-    candidates: Iterable[Candidate], recorded: Candidate, live: int, capacity: int | None
+    candidates: Iterable[Candidate],
+    recorded: Candidate,
+    live: int,
+    capacity: int | None,
+    unit: int = GIB,
 ) -> list[str]:
     """Each setting with its peak reserved and the smallest card that the run fits on."""
-    lines = ["  setting (sizes in GiB)          reserved  smallest card"]
+    lines = [f"  setting (sizes in {_name(unit)})          reserved  smallest card"]
     for candidate in candidates:
         same = candidate.conf == recorded.conf and candidate.rules == recorded.rules
         peak = recorded.peak_reserved if same else candidate.peak_reserved
         name = candidate.conf or ("default" if candidate.rules == "torch" else "tenure elastic")
         note = "as recorded" if same else ""
         if capacity is not None and not candidate.fits:
-            note = f"does not fit in {gib(capacity)}"
+            note = f"does not fit in {in_unit(capacity, unit)}"
+        smallest = in_unit(candidate.smallest_capacity, unit)
         lines.append(
-            f"  {visible(name):<30}{gib(peak):>10}{gib(candidate.smallest_capacity):>15}  "
-            f"{note}".rstrip()
+            f"  {visible(name):<30}{in_unit(peak, unit):>10}{smallest:>15}  {note}".rstrip()
         )
-    lines.append(f"  {'live bytes (the bound)':<30}{gib(live):>10}{gib(live):>15}")
+    bound = in_unit(live, unit)
+    lines.append(f"  {'live bytes (the bound)':<30}{bound:>10}{bound:>15}")
     return lines
 
 
-def _settings(explanation: Explanation) -> list[str]:
+def _settings(explanation: Explanation, unit: int) -> list[str]:
     recorded = explanation.recorded_candidate
     if recorded is None or not explanation.candidates:
         return []
     live = explanation.replay.peak.allocated
     title = "The same requests under other settings (replayed):"
-    table = settings_table(explanation.candidates, recorded, live, explanation.capacity)
+    table = settings_table(explanation.candidates, recorded, live, explanation.capacity, unit)
     best = next((a for f in explanation.findings for a in f.advice if a.conf), None)
     lines = [title, *table]
     if best and best.conf:
@@ -176,19 +259,27 @@ def _live(explanation: Explanation) -> list[str]:
     if not explanation.trace.has_stacks:
         lines = [f"Live at the live peak, {total} (event {moment:,}); inferred from lifetimes:"]
         shares = explanation.by_category
-        return [*lines, *(_share(s, f"{s.blocks:,} blocks", "") for s in shares), ""]
-    lines = [
-        f"Live at the live peak, {total} at event {moment:,} (categories are inferred):",
+        return [
+            *lines,
+            *(_share(s, f"{s.blocks:,} block{'s' if s.blocks != 1 else ''}", "") for s in shares),
+            "",
+        ]
+    lines = [f"Live at the live peak, {total} at event {moment:,} (categories are inferred):"]
+    categories = [f"{s.category} {format_bytes(s.bytes)}" for s in explanation.by_category]
+    lines += wrapped(", ".join(categories), "  ", "  ")
+    lines += [
         f"  {'bytes':>10}  {'category':<15}  {'line':<42} blocks",
     ]
     lines += [_share(s, visible(s.label), f"{s.blocks:,}") for s in explanation.by_site[:10]]
     rest = explanation.by_site[10:]
     if rest:
         size, blocks = sum(s.bytes for s in rest), sum(s.blocks for s in rest)
-        lines.append(
-            f"  {format_bytes(size):>10}  {'':<15}  {f'{len(rest):,} more lines':<42} {blocks:>6,}"
-        )
+        lines.append(f"  {format_bytes(size):>10}  {'':<15}  {_more(len(rest)):<42} {blocks:>6,}")
     return [*lines, ""]
+
+
+def _more(count: int) -> str:
+    return "1 more line" if count == 1 else f"{count:,} more lines"
 
 
 def _share(share: Share, label: str, count: str) -> str:

@@ -10,6 +10,8 @@ import numpy as np
 from tenure.traces import Action, BlockState
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from tenure.traces import Trace
 
 
@@ -21,6 +23,8 @@ class StreamUsage:
         stream: Raw handle; 0 is the default stream.
         live_peak: Most bytes asked for and live at a time.
         pending_peak: Most bytes freed but waiting for events of other streams.
+        pending_at: The event after which that was so; -1 for never.
+        pending_blocks: Most blocks that waited at a time.
         reserved_peak: Most bytes that the driver gave for it.
         reserved_end: Bytes reserved for it after the last event.
         cached_end: Of these, bytes that are free.
@@ -28,11 +32,14 @@ class StreamUsage:
         last: Its last request; -1 for none in the recording.
         waited: Frees that did not complete at once.
         longest_wait_us: The longest of them, in microseconds; 0 without times.
+        usual_wait_us: The median of those that ended within the recording; 0 likewise.
     """
 
     stream: int
     live_peak: int
     pending_peak: int
+    pending_at: int
+    pending_blocks: int
     reserved_peak: int
     reserved_end: int
     cached_end: int
@@ -40,6 +47,7 @@ class StreamUsage:
     last: int
     waited: int
     longest_wait_us: int
+    usual_wait_us: int
 
 
 def stream_usage(trace: Trace) -> tuple[StreamUsage, ...]:
@@ -53,7 +61,7 @@ def stream_usage(trace: Trace) -> tuple[StreamUsage, ...]:
 
 
 def _usage(trace: Trace, stream: int) -> StreamUsage:
-    events, allocations = trace.events, trace.allocations
+    events = trace.events
     start = [s for s in trace.start if s.stream == stream]
     blocks = [b for s in start for b in s.blocks]
     live = sum(b.requested for b in blocks if not b.pending)
@@ -74,27 +82,56 @@ def _usage(trace: Trace, stream: int) -> StreamUsage:
             Action.SEGMENT_UNMAP: -1,
         },
     )
-    done = allocations.done
-    freed = allocations.freed
-    waits = np.flatnonzero((allocations.stream == stream) & (freed >= 0) & (done > freed + 1))
+    waits = _Waits(trace, stream)
     pending_level = pending + np.cumsum(pending_change)
     settled = np.ones(len(mine), bool)
     settled[:-1] = ~((action[:-1] == Action.FREE_REQUESTED) & (action[1:] == Action.FREE_COMPLETED))
-    times = events.time_us
-    longest = int((times[done[waits]] - times[freed[waits]]).max(initial=0))
+    pending_level = np.where(settled, pending_level, 0)
+    most = int(pending_level.max(initial=0))
     requests = mine[action == Action.ALLOC]
     return StreamUsage(
-        stream,
-        live + max(int(np.cumsum(live_change).max(initial=0)), 0),
-        max(int(pending_level[settled].max(initial=0)), pending),
-        reserved + max(int(np.cumsum(reserved_change).max(initial=0)), 0),
-        int(trace.end.segments.size[trace.end.segments.stream == stream].sum()),
-        _cached_at_end(trace, stream),
-        int(mine[0]) if len(mine) else -1,
-        int(requests[-1]) if len(requests) else -1,
-        len(waits),
-        longest,
+        stream=stream,
+        live_peak=live + max(int(np.cumsum(live_change).max(initial=0)), 0),
+        pending_peak=max(most, pending),
+        pending_at=int(mine[np.argmax(pending_level)]) if most else -1,
+        pending_blocks=waits.most_at_once(),
+        reserved_peak=reserved + max(int(np.cumsum(reserved_change).max(initial=0)), 0),
+        reserved_end=int(trace.end.segments.size[trace.end.segments.stream == stream].sum()),
+        cached_end=_cached_at_end(trace, stream),
+        first=int(mine[0]) if len(mine) else -1,
+        last=int(requests[-1]) if len(requests) else -1,
+        waited=waits.count,
+        longest_wait_us=int(waits.times_us().max(initial=0)),
+        usual_wait_us=int(np.median(waits.times_us())) if len(waits.times_us()) else 0,
     )
+
+
+class _Waits:
+    """The frees of one stream that did not complete at once."""
+
+    def __init__(self, trace: Trace, stream: int) -> None:
+        allocations = trace.allocations
+        mine = (allocations.stream == stream) & (allocations.freed >= 0)
+        freed, done = allocations.freed[mine], allocations.done[mine]
+        waited = (done > freed + 1) | (done < 0)
+        self._freed, self._done = freed[waited], done[waited]
+        self._time = trace.events.time_us
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return len(self._freed)
+
+    def most_at_once(self) -> int:
+        """Most of them that waited at a time."""
+        ended = np.sort(self._done[self._done >= 0])
+        before = np.searchsorted(ended, np.sort(self._freed))
+        return int((np.arange(1, self.count + 1) - before).max(initial=0))
+
+    def times_us(self) -> NDArray[np.int64]:
+        """How long those took that ended, in microseconds."""
+        over = self._done >= 0
+        return np.asarray(self._time[self._done[over]] - self._time[self._freed[over]])
 
 
 def _cached_at_end(trace: Trace, stream: int) -> int:
