@@ -274,7 +274,8 @@ nb::dict driver_facts() {
 class Buffer {
   public:
     Buffer(Bytes size, int device, Stream stream) : size_(size), device_(device) {
-        const nb::gil_scoped_release released;
+        // Not without the interpreter's lock: a daemon thread that waits for it during exit is
+        // ended there, in the middle of this.
         pointer_ = front().allocate(size, device, stream == 1 ? 0 : stream);
     }
     ~Buffer() {
@@ -284,6 +285,8 @@ class Buffer {
 
     Address address() const { return reinterpret_cast<Address>(pointer_); }
     Bytes size() const { return size_; }
+    // From now on the block is the caller's to free, by its address.
+    void release() { pointer_ = nullptr; }
     void record_stream(Stream stream) { front().record_stream(pointer_, stream == 1 ? 0 : stream); }
 
   private:
@@ -346,6 +349,7 @@ void bind_buffer(nb::module_& m) {
         .def(nb::init<Bytes, int, Stream>(), nb::arg("size"), nb::arg("device"), nb::arg("stream"))
         .def_prop_ro("address", &Buffer::address)
         .def_prop_ro("size", &Buffer::size)
+        .def("release", &Buffer::release, "The block outlives this object.")
         .def("record_stream", &Buffer::record_stream, nb::arg("stream"));
 }
 

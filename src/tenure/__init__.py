@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tenure.live import install, memory_snapshot, memory_stats, memory_summary, uninstall
     from tenure.verbs import explain, load, plan, replay, tune
 
 __version__ = "0.1.0"
@@ -14,13 +15,29 @@ __version__ = "0.1.0"
 # A name added here is added to `__all__` too, and imported under TYPE_CHECKING for the checker.
 _DEFINED_IN: dict[str, str] = {
     "explain": "tenure.verbs",
+    "install": "tenure.live",
     "load": "tenure.verbs",
+    "memory_snapshot": "tenure.live",
+    "memory_stats": "tenure.live",
+    "memory_summary": "tenure.live",
     "plan": "tenure.verbs",
     "replay": "tenure.verbs",
     "tune": "tenure.verbs",
+    "uninstall": "tenure.live",
 }
 
-__all__ = ["explain", "load", "plan", "replay", "tune"]
+__all__ = [
+    "explain",
+    "install",
+    "load",
+    "memory_snapshot",
+    "memory_stats",
+    "memory_summary",
+    "plan",
+    "replay",
+    "tune",
+    "uninstall",
+]
 
 
 def __getattr__(name: str) -> object:

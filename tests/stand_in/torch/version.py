@@ -1,0 +1,4 @@
+"""torch.version of a CUDA build."""
+
+cuda = "13.0"
+hip = None

@@ -1,0 +1,362 @@
+"""tenure as PyTorch's allocator, against a stand-in for PyTorch: what trainers rely on."""
+
+from __future__ import annotations
+
+import pytest
+
+from fake_gpu import attempt, run
+
+RULES = ("elastic", "torch")
+each_rules = pytest.mark.parametrize("rules", RULES)
+
+
+@each_rules
+def test_tensors_come_from_the_engine_and_the_functions_of_pytorch_say_so(rules: str) -> None:
+    run(
+        f"""
+        import torch, tenure
+        tenure.install({rules!r})
+        assert torch.cuda.memory_stats() == {{}}
+        x = torch.empty(3_000_000)
+        x.fill(7)
+        assert torch.cuda.memory_allocated() == 3_000_320, torch.cuda.memory_allocated()
+        y = torch.empty(1000)
+        y.fill(8)
+        assert set(x.read()) == {{7}}
+        del x
+        assert torch.cuda.memory_allocated() == 1024
+        assert torch.cuda.max_memory_allocated() == 3_001_344
+        torch.cuda.reset_peak_memory_stats()
+        assert torch.cuda.max_memory_allocated() == 1024
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 2 << 20
+        assert tenure.memory_stats()["allocated_bytes.all.current"] == 1024
+        assert torch.empty(0).data_ptr() == 0
+        """
+    )
+
+
+@each_rules
+def test_out_of_memory_is_one_text_that_trainers_know(rules: str) -> None:
+    printed = run(
+        f"""
+        import copy, pickle
+        import torch, tenure
+        tenure.install({rules!r}, capacity="64MiB")
+        seen = []
+        torch._C._cuda_attach_out_of_memory_observer(lambda *a: seen.append(a))
+
+        def build():
+            return torch.empty(20 << 20)
+
+        keep = [build(), build()]
+        try:
+            torch.empty(40 << 20)
+        except torch.OutOfMemoryError as error:
+            caught = error
+
+        # accelerate: should_reduce_batch_size
+        assert isinstance(caught, RuntimeError) and len(caught.args) == 1
+        assert " out of memory." in caught.args[0]
+        # lightning: is_cuda_out_of_memory
+        assert "CUDA" in caught.args[0] and "out of memory" in caught.args[0]
+        assert str(pickle.loads(pickle.dumps(caught))) == str(copy.deepcopy(caught)) == str(caught)
+        assert seen == [(0, 40 << 20, 64 << 20, seen[0][3])], seen
+        assert torch.cuda.memory_stats()["num_ooms"] == 1
+        torch.empty(1000)
+        print(caught)
+        """
+    )
+    first, *rest = printed.splitlines()
+    assert first.startswith(
+        "CUDA out of memory. Tried to allocate 40.00 MiB. GPU 0 has a total capacity of "
+        "1024.00 MiB of which "
+    )
+    assert "64.00 MiB allowed; Of the allocated memory 40.00 MiB is allocated by PyTorch, " in first
+    text = "\n".join(rest)
+    assert "exceed the limit by 16.00 MiB" in text
+    assert "40.00 MiB in 2 blocks  <string>" in text or "40.00 MiB in 2 blocks" in text
+    assert ("expandable_segments" in first) == (rules == "torch")
+
+
+@each_rules
+def test_recording_is_pytorchs_own(rules: str) -> None:
+    run(
+        f"""
+        import torch, tenure
+        tenure.install({rules!r})
+        torch.cuda._record_memory_history(max_entries=50)
+
+        def make():
+            return torch.empty(5_000_000)
+
+        x = make()
+        y = torch.empty(100)
+        del y
+        snapshot = torch.cuda._snapshot()
+        actions = [event["action"] for event in snapshot["device_traces"][0]]
+        assert actions[-3:] == ["alloc", "free_requested", "free_completed"], actions
+        alloc = [e for e in snapshot["device_traces"][0] if e["action"] == "alloc"]
+        assert alloc[0]["addr"] == x.data_ptr() and alloc[0]["size"] == 5_000_000
+        names = [frame["name"] for frame in alloc[0]["frames"]]
+        assert names == ["__init__", "empty", "make", "<module>"] or "make" in names, names
+        blocks = [b for s in snapshot["segments"] for b in s["blocks"]]
+        live = [b for b in blocks if b["state"] == "active_allocated"]
+        assert [b["address"] for b in live] == [x.data_ptr()]
+        assert live[0]["frames"] == alloc[0]["frames"]
+        for i in range(100):
+            torch.empty(100)
+        assert len(torch.cuda._snapshot()["device_traces"][0]) == 50
+        torch.cuda._record_memory_history(enabled=None)
+        torch.empty(100)
+        assert torch.cuda.memory_snapshot()
+        """
+    )
+
+
+def test_a_snapshot_is_read_by_explain(tmp_path: object) -> None:
+    printed = run(
+        f"""
+        import torch, tenure
+        tenure.install(events=1000)
+        keep = [torch.empty(1_000_000) for _ in range(5)]
+        torch.cuda._dump_snapshot({str(tmp_path)!r} + "/one.pickle")
+        trace = tenure.load({str(tmp_path)!r} + "/one.pickle")
+        print(len(trace.events.action), len(tenure.explain(trace).findings))
+        """
+    )
+    assert int(printed.split()[0]) >= 6
+
+
+def test_a_snapshot_is_written_when_memory_runs_out(tmp_path: object) -> None:
+    run(
+        f"""
+        import pathlib
+        import torch, tenure
+        tenure.install(capacity="64MiB", events=100, on_oom={str(tmp_path)!r})
+        try:
+            torch.empty(100 << 20)
+        except torch.OutOfMemoryError as error:
+            assert "Snapshot: " in str(error), error
+        assert len(list(pathlib.Path({str(tmp_path)!r}).glob("rank0_pid*.pickle"))) == 1
+        """
+    )
+
+
+@each_rules
+def test_a_fraction_is_a_limit(rules: str) -> None:
+    run(
+        f"""
+        import torch, tenure
+        tenure.install({rules!r})
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        keep = torch.empty(400 << 20)
+        try:
+            torch.empty(200 << 20)
+        except torch.OutOfMemoryError as error:
+            assert "512.00 MiB allowed" in str(error)
+        else:
+            raise AssertionError
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.empty(200 << 20)
+        assert torch._C._cuda_getMemoryFraction is not None
+        """,
+        PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.9",
+    )
+
+
+def test_the_environments_fraction_holds() -> None:
+    run(
+        """
+        import torch, tenure
+        tenure.install("torch")
+        torch.empty(400 << 20)
+        try:
+            torch.empty(600 << 20)
+        except torch.OutOfMemoryError as error:
+            assert "512.00 MiB allowed" in str(error), error
+        else:
+            raise AssertionError
+        """,
+        PYTORCH_CUDA_ALLOC_CONF="per_process_memory_fraction:0.5",
+    )
+
+
+def test_dead_cycles_are_collected_before_a_request_fails() -> None:
+    run(
+        """
+        import gc
+        import torch, tenure
+        tenure.install(capacity="64MiB")
+        gc.disable()
+
+        class Node:
+            def __init__(self):
+                self.me, self.memory = self, torch.empty(40 << 20)
+
+        for _ in range(5):
+            Node()
+        assert torch.cuda.memory_stats()["num_ooms"] == 0
+        """
+    )
+
+
+def test_record_stream_keeps_a_block_until_the_stream_is_done() -> None:
+    run(
+        """
+        import ctypes, os
+        import torch, tenure
+        tenure.install("torch")
+        driver = ctypes.CDLL(os.environ["TENURE_DRIVER_LIBRARY"])
+        driver.fake_driver_hold(ctypes.c_uint64(48))
+        x = torch.empty(3 << 20)
+        address = x.data_ptr()
+        x.record_stream(48)
+        del x
+        assert torch.cuda.memory_stats()["active.all.current"] == 1
+        assert torch.empty(3 << 20).data_ptr() != address
+        driver.fake_driver_finish(ctypes.c_uint64(48))
+        assert torch.empty(3 << 20).data_ptr() == address
+        """
+    )
+
+
+def test_the_summary_names_lines_streams_and_what_is_pending() -> None:
+    printed = run(
+        """
+        import torch, tenure
+        tenure.install()
+        keep = [torch.empty(1_000_000, stream=s) for s in (0, 0, 0x5555_0010)]
+        print(tenure.memory_summary())
+        """
+    )
+    assert printed.startswith("GPU 0: requested 2.86 MiB, allocated 2.86 MiB")
+    assert "       2 " in printed
+    assert " 1  " in printed
+
+
+MISTAKES = {
+    "tenure.install(); tenure.install()": "already installed",
+    "tenure.install('best')": "'best' is none of 'elastic' and 'torch'",
+    "tenure.install(capacity='much')": "is not a size",
+    "tenure.install(capacity=0)": "leaves no memory",
+    "tenure.install(conf='nonsense:1')": "no such setting",
+    "tenure.install(soft_limit=0.5)": "at least 1",
+    "tenure.install(events=-1)": "0 or more",
+    "torch.cuda.initialized = True; tenure.install()": "before the first CUDA call",
+    "del torch._C._cuda_customAllocator; tenure.install()": "built without CUDA",
+    "torch.version.hip = '6'; tenure.install()": "ROCm",
+    "torch._C.current = 1; tenure.install()": "Can't swap an already initialized allocator",
+    "tenure.uninstall()": "not installed",
+    "tenure.memory_stats()": "call tenure.install()",
+    "tenure.memory_summary()": "call tenure.install()",
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_one_clear_error(mistake: str) -> None:
+    run(
+        f"""
+        import torch, tenure
+        from tenure.errors import UsageError
+        try:
+            {mistake}
+        except UsageError as error:
+            assert {MISTAKES[mistake]!r} in str(error), error
+        else:
+            raise AssertionError
+        """
+    )
+
+
+def test_what_will_not_work_is_said_once() -> None:
+    done = attempt("import tenure; tenure.install(); tenure.uninstall()")
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 4
+    assert all(line.startswith("tenure: ") for line in lines)
+    assert "cudnn.benchmark" in done.stderr
+    assert attempt("import tenure; tenure.install(quiet=True)").stderr == ""
+
+
+def test_uninstalling_gives_pytorchs_functions_back() -> None:
+    run(
+        """
+        import torch, tenure
+        before = vars(torch._C).copy()
+        tenure.install(quiet=True)
+        x = torch.empty(1000)
+        assert torch.cuda.memory_allocated() == 1024
+        tenure.uninstall()
+        after = vars(torch._C).copy()
+        before.pop("current"), after.pop("current")
+        assert before == after
+        try:
+            torch.cuda.memory_allocated()
+        except RuntimeError as error:
+            assert "does not yet support" in str(error)
+        del x
+        """
+    )
+
+
+def test_no_driver_is_said_at_the_first_use() -> None:
+    run(
+        """
+        import torch, tenure
+        tenure.install(quiet=True)
+        try:
+            torch.empty(1)
+        except Exception as error:
+            assert "no NVIDIA driver here" in str(error), error
+        else:
+            raise AssertionError
+        """,
+        TENURE_DRIVER_LIBRARY="nowhere.so",
+    )
+
+
+def test_a_forked_child_is_told_and_the_parent_goes_on() -> None:
+    run(
+        """
+        import os
+        import torch, tenure
+        tenure.install(quiet=True)
+        x = torch.empty(1000)
+        child = os.fork()
+        if child == 0:
+            try:
+                torch.empty(1)
+            except RuntimeError as error:
+                os._exit(0 if "forked subprocess" in str(error) else 1)
+            os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        torch.empty(1)
+        """
+    )
+
+
+@each_rules
+def test_threads_and_frees_at_exit_are_quiet(rules: str) -> None:
+    done = attempt(
+        f"""
+        import threading, time
+        import torch, tenure
+        tenure.install({rules!r}, quiet=True)
+        torch.kept = torch.empty(1 << 20)
+        class Late:
+            def __del__(self):
+                self.tensor = None
+        late = Late()
+        late.tensor, late.me = torch.empty(1 << 20), late
+
+        def work():
+            while True:
+                torch.empty(100_000)
+
+        threading.Thread(target=work, daemon=True).start()
+        time.sleep(0.05)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
