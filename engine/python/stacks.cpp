@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t most_frames = 128;       // innermost ones of a deeper stack
 constexpr std::size_t most_stacks = 1u << 20;  // distinct ones
 
-// Functions that CPython has but does not promise to extensions of its stable interface.
+// What CPython has but does not promise to extensions of its stable interface.
 using GetBack = PyFrameObject* (*)(PyFrameObject*);
 using GetOffset = int (*)(PyFrameObject*);
 
@@ -88,6 +88,7 @@ struct State {
     bool direct = false;  // frames are read without the interpreter's lock
     GetBack get_back = nullptr;
     GetOffset get_offset = nullptr;
+    PyTypeObject* code_type = nullptr;
     std::unordered_set<std::uintptr_t> kept;  // code objects, under the interpreter's lock
 };
 
@@ -139,8 +140,8 @@ std::size_t frames_by_interface(RawFrame* frames) {
 }
 
 bool is_code(std::uintptr_t object) {
-    return object != 0 &&
-           PyObject_TypeCheck(reinterpret_cast<PyObject*>(object), &PyCode_Type) != 0;
+    return object != 0 && state().code_type != nullptr &&
+           Py_TYPE(reinterpret_cast<PyObject*>(object)) == state().code_type;
 }
 
 // Code objects of known stacks live for ever: their addresses are what stacks are compared by.
@@ -171,6 +172,7 @@ void start() {
     s.get_back = reinterpret_cast<GetBack>(dlsym(RTLD_DEFAULT, "PyFrame_GetBack"));
     s.get_offset = reinterpret_cast<GetOffset>(dlsym(RTLD_DEFAULT, "PyFrame_GetLasti"));
     const auto thread = reinterpret_cast<std::uintptr_t>(PyGILState_GetThisThreadState());
+    s.code_type = reinterpret_cast<PyTypeObject*>(dlsym(RTLD_DEFAULT, "PyCode_Type"));
     s.direct = find_layout(thread, known_frames(), s.layout);
     running.store(true);
 }
