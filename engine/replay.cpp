@@ -48,7 +48,7 @@ class Replay {
         end_ = trace.length();
         if (options.until >= 0) end_ = std::min(end_, static_cast<std::size_t>(options.until));
         live_.resize(static_cast<std::size_t>(trace.allocations));
-        if (settings.rules == Rules::elastic) device_.finish_at_once();
+        if (settings.rules == Rules::elastic) device_.run_behind_host(options.lead_us);
         restore();
     }
 
@@ -148,6 +148,7 @@ void Replay::note_start() {
 ReplayResult Replay::run() {
     const auto begin = std::chrono::steady_clock::now();
     for (std::size_t i = 0; i < end_ && !stopped_; ++i) {
+        if (i < trace_.time_us.size()) device_.set_time(trace_.time_us[i]);
         if (next_call_ < calls_.size()) make_calls(i);
         const Action action = trace_.action_at(i);
         if (options_.compare && needs_settling(action)) {

@@ -34,6 +34,7 @@ struct TraceColumns {
     Bytes recorded_peak = 0;                     // most bytes reserved in the recording
     // Bytes by which blocks of the start may be larger, by allocation (see late_start.hpp).
     std::vector<std::pair<std::int64_t, Bytes>> slack = {};
+    std::span<const std::int64_t> time_us = {};  // of each event; empty: no time passes
 
     std::size_t length() const { return action.size(); }
     Action action_at(std::size_t i) const { return static_cast<Action>(action[i]); }
@@ -51,8 +52,9 @@ struct ReplayOptions {
     Bytes capacity = unlimited;  // of the device; the limit is in the settings
     Placement placement = Placement::descending;
     bool stop_at_oom = false;
-    std::int64_t until = -1;  // stop after this many events; -1: all
-    bool timeline = false;    // keep the four byte counts after every event
+    std::int64_t until = -1;   // stop after this many events; -1: all
+    bool timeline = false;     // keep the four byte counts after every event
+    std::int64_t lead_us = 0;  // elastic rules: freed memory's work ends so long after the free
 };
 
 struct Divergence {

@@ -184,6 +184,23 @@ def test_a_soft_limit_keeps_reserved_near_what_is_live() -> None:
     assert soft["elastic"]["moves"] > 0
 
 
+def test_a_host_that_runs_ahead_hardly_waits() -> None:
+    """A moved chunk is mapped anew while its old use is queued; only the old mapping waits.
+
+    What cannot be mapped anew is a chunk larger than what is missing: its last use must be over.
+    """
+    path = EXAMPLES / "gpt2_varlen.pickle.xz"
+    trace = trace_of(path)
+    chosen = replace(ELASTIC, limit=int(1.01 * active_peak(trace)))
+    ahead = feed(trace, chosen, calls=calls_of(path), compare=False, lead_us=50_000)
+    counts = ahead["elastic"]
+    assert ahead["first_oom"] is None
+    assert counts["aliased"] > 50
+    assert counts["host_waits"] <= 2
+    assert counts["stream_waits"] == 0
+    assert counts["unmaps"] >= 0.9 * counts["moves"]
+
+
 def test_the_command_replays_under_elastic_rules() -> None:
     path = EXAMPLES / "gpt2_varlen.pickle.xz"
     command = [sys.executable, "-m", "tenure", "replay", str(path)]

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <map>
-#include <vector>
 
 #include "engine/devices/device.hpp"
 
@@ -14,44 +13,48 @@ class ManualDevice : public Device {
     explicit ManualDevice(Bytes capacity) : capacity_(capacity) {}
 
     EventHandle record_event(Stream stream) override {
-        events_[next_event_] = stream;
+        events_[next_event_] = {stream, now_us_};
         return next_event_++;
     }
     bool is_done(EventHandle event) override {
-        const auto finished = finished_.find(events_.at(event));
-        if (finishes_at_once_) return true;
+        const Recorded& recorded = events_.at(event);
+        if (lead_us_ >= 0 && now_us_ - recorded.time_us >= lead_us_) return true;
+        const auto finished = finished_.find(recorded.stream);
         return finished != finished_.end() && event <= finished->second;
     }
     // Work on a stream is done in order, so everything before the event is done too.
     void wait(EventHandle event) override {
-        EventHandle& newest = finished_[events_.at(event)];
+        EventHandle& newest = finished_[events_.at(event).stream];
         newest = std::max(newest, event);
     }
     void release_event(EventHandle event) override { events_.erase(event); }
     void synchronize(Stream stream) override { finish(stream); }
     bool make_stream_wait(Stream stream, EventHandle event) override {
-        stream_waits_.push_back({stream, events_.at(event), event});
+        last_stream_wait_ = {stream, events_.at(event).stream};
+        ++stream_waits_;
         return true;
     }
     Bytes total_memory() const override { return capacity_; }
 
     // A wait of one stream for an event on another, as it was asked for.
     struct StreamWait {
-        Stream waiting;
-        Stream stream;
-        EventHandle event;
+        Stream waiting = 0;
+        Stream stream = 0;
     };
-    const std::vector<StreamWait>& stream_waits() const { return stream_waits_; }
+    StreamWait last_stream_wait() const { return last_stream_wait_; }
+    std::int64_t stream_waits() const { return stream_waits_; }
 
     // Every event recorded on the stream so far is done from now on.
     void finish(Stream stream) { finished_[stream] = next_event_ - 1; }
 
-    // Work is over as soon as it is queued: every event is done when recorded.
-    void finish_at_once() { finishes_at_once_ = true; }
+    // Work is over so long after it was queued, on a clock that the owner sets. 0: at once.
+    void run_behind_host(std::int64_t lead_us) { lead_us_ = lead_us; }
+    void set_time(std::int64_t now_us) { now_us_ = now_us; }
+    void finish_at_once() { run_behind_host(0); }
 
     // As a cudaFree does: it waits for all work on the device.
     void finish_all() {
-        for (const auto& [event, stream] : events_) finish(stream);
+        for (const auto& [event, recorded] : events_) finish(recorded.stream);
     }
 
     Bytes used() const { return used_; }  // bytes of segments and chunks
@@ -64,12 +67,19 @@ class ManualDevice : public Device {
     void give_back(Bytes size) { used_ -= size; }
 
   private:
+    struct Recorded {
+        Stream stream;
+        std::int64_t time_us;
+    };
+
     Bytes capacity_;
     Bytes used_ = 0;
-    bool finishes_at_once_ = false;
+    std::int64_t lead_us_ = -1;  // of the host; -1: only the owner ends work
+    std::int64_t now_us_ = 0;
     EventHandle next_event_ = 1;
-    std::vector<StreamWait> stream_waits_;
-    std::map<EventHandle, Stream> events_;
+    std::int64_t stream_waits_ = 0;
+    StreamWait last_stream_wait_;
+    std::map<EventHandle, Recorded> events_;
     std::map<Stream, EventHandle> finished_;  // newest event that is done
 };
 

@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -175,7 +176,8 @@ nb::dict bound_replay(const Settings& settings, Column<std::uint8_t> action,
                       const std::vector<std::tuple<std::int64_t, PoolPair, bool>>& calls,
                       std::vector<std::int64_t> known_calls, Bytes recorded_peak, bool compare,
                       Bytes capacity, bool ascending, bool stop_at_oom, std::int64_t until,
-                      bool timeline, std::vector<std::pair<std::int64_t, Bytes>> slack) {
+                      bool timeline, std::vector<std::pair<std::int64_t, Bytes>> slack,
+                      std::optional<Column<std::int64_t>> time_us, std::int64_t lead_us) {
     TraceColumns trace{span_of(action),
                        span_of(address),
                        span_of(size),
@@ -192,6 +194,7 @@ nb::dict bound_replay(const Settings& settings, Column<std::uint8_t> action,
     for (const SavedSegment& segment : start) trace.start.push_back(saved_segment(segment));
     trace.known_calls = std::move(known_calls);
     trace.recorded_peak = recorded_peak;
+    if (time_us) trace.time_us = span_of(*time_us);
     require_lengths(trace);
     std::vector<Call> given;
     for (const auto& [event, id, release] : calls)
@@ -203,6 +206,7 @@ nb::dict bound_replay(const Settings& settings, Column<std::uint8_t> action,
     options.stop_at_oom = stop_at_oom;
     options.until = until;
     options.timeline = timeline;
+    options.lead_us = lead_us;
     ReplayResult result;
     {
         nb::gil_scoped_release unlocked;
@@ -221,6 +225,7 @@ void bind_replay(nb::module_& m) {
           nb::arg("capacity") = unlimited, nb::arg("ascending") = false,
           nb::arg("stop_at_oom") = false, nb::arg("until") = -1, nb::arg("timeline") = false,
           nb::arg("slack") = std::vector<std::pair<std::int64_t, Bytes>>{},
+          nb::arg("time_us") = nb::none(), nb::arg("lead_us") = 0,
           "Feed a trace to an allocator; see tenure.replays.");
 }
 

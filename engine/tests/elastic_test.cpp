@@ -250,9 +250,9 @@ void test_stream_wait() {
     CHECK_EQUAL(engine.counts().other_stream, 1);
     CHECK_EQUAL(engine.counts().aliased, 1);
     CHECK_EQUAL(engine.counts().host_waits, 0);
-    CHECK_EQUAL(engine.device.stream_waits().size(), 1u);
-    CHECK_EQUAL(engine.device.stream_waits()[0].waiting, 2u);
-    CHECK_EQUAL(engine.device.stream_waits()[0].stream, 1u);
+    CHECK_EQUAL(engine.device.stream_waits(), 1);
+    CHECK_EQUAL(engine.device.last_stream_wait().waiting, 2u);
+    CHECK_EQUAL(engine.device.last_stream_wait().stream, 1u);
 }
 
 // Without aliasing the host waits, on that one event; and so it does for a chunk of another size.

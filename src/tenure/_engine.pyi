@@ -109,6 +109,8 @@ def replay(
     until: int = -1,
     timeline: bool = False,
     slack: Sequence[tuple[int, int]] = ...,
+    time_us: NDArray[np.int64] | None = ...,
+    lead_us: int = 0,
 ) -> dict[str, Any]: ...
 def read_snapshot(source: bytes | memoryview | _BinaryStream) -> dict[str, Any]: ...
 def plan_intervals(

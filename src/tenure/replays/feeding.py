@@ -26,12 +26,16 @@ def feed(
         settings: Under which settings; a capacity is its `limit`.
         calls: Inferred calls, for a what-if.
         compare: Hold every address against the record.
-        options: `ascending`, `stop_at_oom`, `until`, `timeline` of the engine's replay.
+        options: `ascending`, `stop_at_oom`, `until`, `timeline` of the engine's replay; and
+            `lead_us`, elastic rules only: work on freed memory ends so long after the free, as it
+            does where the host runs ahead. By default it ends with the free.
 
     Returns:
         The engine's plain result; see engine/python/replay.cpp.
     """
     events = trace.events
+    if "lead_us" in options:
+        options["time_us"] = np.ascontiguousarray(events.time_us)
     return _engine.replay(
         engine_settings(settings),
         np.ascontiguousarray(events.action),
