@@ -11,6 +11,7 @@ from tenure.traces.beginning import StartSegment, enlarge, start_segments
 from tenure.traces.columns import Action, BlockState, Events
 from tenure.traces.notes import Note, note_contradictions, note_late, notes_ambiguous
 from tenure.traces.pairing import Allocations, complete_frees, pair
+from tenure.traces.plausible import require_plausible
 from tenure.traces.ranges import Undoing, undo_segments
 
 if TYPE_CHECKING:
@@ -86,10 +87,14 @@ def make_trace(
         settings: Of the recording.
         notes: What the reader found missing already.
 
+    Raises:
+        BadInputError: A size or an address that cannot be.
+
     Returns:
         The trace. Contradictions between events and end state become a note, not an error: the
         replay names the first event that shows them.
     """
+    require_plausible(events, end, device)
     recorded = complete_frees(events, end)
     pairing = pair(recorded, end)
     undoing = undo_segments(recorded, end.segments, settings)
