@@ -37,6 +37,7 @@ from tenure.snapshots import load
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tenure.diagnoses import Explanation
     from tenure.replays import Replay
     from tenure.traces import Trace
 
@@ -105,6 +106,33 @@ def test_no_two_blocks_lie_on_one_another_and_all_lie_in_segments(name: str) -> 
                 place = int(lives.ground.place(lives.ground.address)[span])
                 assert place <= lives.place[block]
                 assert lives.place[block] + lives.size[block] <= place + lives.ground.size[span]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_categories_and_lines_are_those_that_explain_names(name: str) -> None:
+    explanation = explain(replayed(name)[0])
+    head, columns = data_of(page_html(explanation, name))
+    [peak] = [m["position"] for m in head["marks"] if m["kind"] == "peak"]
+    born, size = columns["born"], columns["shape_size"][columns["shape"]]
+    live = (born <= peak) & (peak < born + columns["life"])
+    for table, key, expected in (
+        (head["categories"], "category", {s.category: s.bytes for s in explanation.by_category}),
+        (head["sites"], "site", total_by_label(explanation)),
+    ):
+        found = np.bincount(columns[key][live], weights=size[live], minlength=len(table))
+        told = [(name, int(n)) for name, n in zip(table, found, strict=True) if n]
+        assert total(told) == expected
+
+
+def total(pairs: list[tuple[str, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for label, size in pairs:
+        sums[label] = sums.get(label, 0) + size
+    return sums
+
+
+def total_by_label(explanation: Explanation) -> dict[str, int]:
+    return total([(share.label, share.bytes) for share in explanation.by_site])
 
 
 columns = hnp.arrays(np.int64, st.integers(0, 30), elements=st.integers(-LARGEST, LARGEST))

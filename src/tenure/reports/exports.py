@@ -39,17 +39,28 @@ def collapsed_stacks(trace: Trace, replay: Replay) -> str:
     lives = lives_of(trace, replay)
     live = lives.live_at(replay.peak_event.allocated + 1)
     bytes_of: dict[str, int] = {}
-    text: dict[int, str] = {}
-    for stack, size in zip(lives.stack[live].tolist(), lives.size[live].tolist(), strict=True):
-        line = text.setdefault(stack, _collapsed(trace, stack))
+    text: dict[tuple[int, int], str] = {}
+    rows = zip(
+        lives.stack[live].tolist(),
+        lives.site[live].tolist(),
+        lives.size[live].tolist(),
+        strict=True,
+    )
+    for stack, site, size in rows:
+        if (stack, site) not in text:
+            text[stack, site] = _collapsed(trace, stack, lives.labels[site])
+        line = text[stack, site]
         bytes_of[line] = bytes_of.get(line, 0) + size
-    rows = sorted(bytes_of.items(), key=lambda row: (-row[1], row[0]))
-    return "".join(f"{line} {size}\n" for line, size in rows)
+    ordered = sorted(bytes_of.items(), key=lambda row: (-row[1], row[0]))
+    return "".join(f"{line} {size}\n" for line, size in ordered)
 
 
-def _collapsed(trace: Trace, stack: int) -> str:
+def _collapsed(trace: Trace, stack: int, label: str) -> str:
+    """Outermost frame first; without frames what is known instead, such as the forward line."""
     frames = trace.stacks.frames(stack)
-    names = [f"{f.name} ({_base(f.file)}:{f.line})" for f in reversed(frames)] or [NO_FRAMES]
+    names = [f"{f.name} ({_base(f.file)}:{f.line})" for f in reversed(frames)]
+    if not names:
+        names = [NO_FRAMES] if label == NO_FRAMES else [NO_FRAMES, label]
     return ";".join(visible(name).replace(";", ",") for name in names)
 
 
@@ -169,7 +180,7 @@ def _blocks(trace: Trace, lives: Lives, times: Ints, chosen: Ints) -> Iterator[P
             "stream": f"{lives.streams[int(lives.stream[i])]:#x}",
             "stack": shown[stack],
         }
-        name = visible(lives.sites[int(lives.site[i])].label)
+        name = visible(lives.labels[int(lives.site[i])])
         slice_of = {"pid": 1, "tid": 0, "cat": category, "id": i, "name": name}
         yield {"ph": "b", **slice_of, "ts": int(times[lives.born[i]]), "args": args}
         yield {"ph": "e", **slice_of, "ts": int(times[lives.freed[i]])}

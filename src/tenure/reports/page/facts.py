@@ -43,7 +43,7 @@ def facts_of(explanation: Explanation, file: str) -> Facts:
     """
     trace = explanation.trace
     replay = recorded(explanation)
-    lives = lives_of(trace, replay)
+    lives = lives_of(trace, replay, explanation)
     told = explanation_dict(explanation, file)
     used, stack = np.unique(lives.stack, return_inverse=True)
     kept = [int(s) for s in used if s >= 0]
@@ -65,7 +65,7 @@ def facts_of(explanation: Explanation, file: str) -> Facts:
         "marks": _marks(trace, replay),
         "findings": told["findings"],
         "categories": [category.value for category in ORDER],
-        "sites": [site.label for site in lives.sites],
+        "sites": list(lives.labels),
         "streams": [_stream_name(stream) for stream in lives.streams],
         "pools": [_pool_name(pool) for pool in trace.pools],
         "strings": strings,

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tenure.lifetimes import Sites, categorise, find_steps
+from tenure.lifetimes import Sites, categorise, find_rounds, find_steps, forward_sites
 from tenure.reports.page.ground import Ground, lay_out
 from tenure.traces import Action
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tenure.lifetimes import Site, Steps
+    from tenure.diagnoses import Explanation
+    from tenure.lifetimes import Steps
     from tenure.replays import Replay
     from tenure.traces import Trace
 
@@ -41,13 +42,13 @@ class Lives:
         size: Bytes of the block.
         requested: Bytes asked for.
         stack: Index into the trace's stacks; -1 for none.
-        site: Index into `sites`.
+        site: Index into `labels`.
         category: Index into `lifetimes.ORDER`.
         stream: Index into `streams`.
         pool: Index into the trace's pools.
         place: Bytes from the foot of the address picture; -1 where no segment is known.
         home: Index into the ground's spans of the segment it lies in; -1 for none or an arena.
-        sites: Who asked, each place in the code once.
+        labels: Who asked, each place in the code once; of the backward pass by its forward line.
         streams: Raw handles, ascending.
         ground: The segments below the blocks.
         steps: Optimizer steps, if the trace names them.
@@ -67,7 +68,7 @@ class Lives:
     pool: Ints
     place: Ints
     home: Ints
-    sites: tuple[Site, ...]
+    labels: tuple[str, ...]
     streams: tuple[int, ...]
     ground: Ground
     steps: Steps | None
@@ -100,12 +101,13 @@ class Lives:
         return np.asarray(np.cumsum(change)[:-1])
 
 
-def lives_of(trace: Trace, replay: Replay) -> Lives:
+def lives_of(trace: Trace, replay: Replay, explanation: Explanation | None = None) -> Lives:
     """The allocations of a trace.
 
     Args:
         trace: What to show.
         replay: The trace as recorded, with its timeline: it knows the sizes of blocks.
+        explanation: If there is one already: it knows the rounds, which take a while to find.
     """
     allocations = trace.allocations
     positions = len(trace.events) + 1
@@ -115,8 +117,9 @@ def lives_of(trace: Trace, replay: Replay) -> Lives:
     done = np.where(allocations.done < 0, positions, allocations.done + 1)
     freed = np.maximum(np.minimum(freed, done), born)
     done = np.where(done <= freed + 1, freed, done)  # a free that did not wait is one moment
-    sites = Sites(trace)
+    labels, site = _labels(trace)
     steps = find_steps(trace)
+    rounds = explanation.rounds if explanation else find_rounds(trace, steps)
     ground = lay_out(trace, positions)
     streams, stream = np.unique(
         np.concatenate([allocations.stream, ground.stream]), return_inverse=True
@@ -130,17 +133,29 @@ def lives_of(trace: Trace, replay: Replay) -> Lives:
         size=size,
         requested=allocations.requested,
         stack=allocations.stack.astype(np.int64),
-        site=sites.of_allocation,
-        category=categorise(trace, steps),
+        site=site,
+        category=categorise(trace, steps, rounds),
         stream=stream[: len(born)].astype(np.int64),
         pool=_pools(trace),
         place=ground.place(allocations.address),
         home=ground.homes(allocations.address, born),
-        sites=sites.table,
+        labels=labels,
         streams=tuple(streams.tolist()),
         ground=ground,
         steps=steps,
     )
+
+
+def _labels(trace: Trace) -> tuple[tuple[str, ...], Ints]:
+    """The places that asked, and for each allocation its index among them."""
+    sites = Sites(trace)
+    labels = [site.label for site in sites.table]
+    forward = forward_sites(trace, sites)
+    used, behind = np.unique(forward[forward >= 0], return_inverse=True)
+    site = sites.of_allocation.copy()
+    site[forward >= 0] = len(labels) + behind
+    labels += [f"backward of {labels[i]}" for i in used.tolist()]
+    return tuple(labels), site
 
 
 def _measured(trace: Trace, replay: Replay) -> tuple[Ints, Ints]:

@@ -69,6 +69,7 @@ export class Panel {
   }
 
   #finding(finding, go) {
+    const sure = finding.confidence === "measured" ? "" : ` ${finding.confidence ?? ""}`;
     const serious = finding.severity === "error" || finding.severity === "warning";
     const lines = finding.evidence.map((text) => make("li", "", {}, sentence(text, go)));
     const advice = finding.advice.map((item) => this.#advice(item));
@@ -86,7 +87,7 @@ export class Panel {
         "header",
         "",
         {},
-        make("code", "", {}, finding.code),
+        make("span", "", {}, make("code", "", {}, finding.code), sure),
         finding.bytes ? make("span", "bytes", {}, formatBytes(finding.bytes)) : "",
       ),
       make("h3", "", {}, sentence(capital(finding.title), go)),
@@ -101,9 +102,11 @@ export class Panel {
     }
     const checked = advice.verified;
     if (checked) {
-      const { peak_reserved_before: before, peak_reserved_after: after } = checked;
-      const text = `Replayed: peak reserved ${formatBytes(before)} → ${formatBytes(after)}`;
-      parts.push(make("p", "verified", {}, text));
+      const change = (from, to) => `${formatBytes(from)} → ${formatBytes(to)}`;
+      const { smallest_capacity_before: before, smallest_capacity_after: after } = checked;
+      const reserved = change(checked.peak_reserved_before, checked.peak_reserved_after);
+      const text = `Replayed: smallest card ${change(before, after)}, peak reserved ${reserved}`;
+      parts.push(make("p", after < before ? "verified" : "quiet", {}, text));
     }
     return make("div", "advice", {}, ...parts);
   }
@@ -328,8 +331,9 @@ export class Panel {
         "p",
         "quiet",
         {},
-        "The recording has no frames of it: work of autograd's threads ",
-        "has none, nor has a recording made without stacks.",
+        "The recording has no frames of it: work of autograd's threads has none, nor has a ",
+        "recording made without stacks. A line named as “backward of” is inferred from what was ",
+        "freed next.",
       );
     }
     const list = make("ol", "stack");
