@@ -1,0 +1,60 @@
+// Makes a CPU build of PyTorch believe that one CUDA device is there. It never computes: tensors on
+// the device are fake ones, and this only answers which device and stream are current.
+// Compiled on first use against the headers of the torch that is installed; see shim.py.
+#include <ATen/DeviceAccelerator.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+namespace at::accelerator {
+// The CPU build answers "none" by a compile-time switch; this definition is found first.
+__attribute__((visibility("default"))) std::optional<c10::DeviceType> getAccelerator(
+    bool /*checked*/) {
+  return c10::DeviceType::CUDA;
+}
+}  // namespace at::accelerator
+
+// The registry's key is the name of the class, so it has to be this one.
+struct CUDAHooks : public at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs /*unused*/) {}
+  void init() const override {}
+  bool hasCUDA() const override { return false; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return false; }
+  bool hasPrimaryContext(c10::DeviceIndex /*device*/) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  c10::DeviceIndex current_device() const override { return 0; }
+};
+using at::CUDAHooksRegistry;
+using at::RegistererCUDAHooksRegistry;
+REGISTER_CUDA_HOOKS(CUDAHooks);
+
+namespace {
+
+constexpr c10::DeviceType kCuda = c10::DeviceType::CUDA;
+
+c10::Device the_device() { return {kCuda, 0}; }
+c10::Stream the_stream() { return c10::Stream(c10::Stream::DEFAULT, the_device()); }
+
+struct Guard : public c10::impl::NoOpDeviceGuardImpl<kCuda> {
+  c10::Device exchangeDevice(c10::Device /*to*/) const override { return the_device(); }
+  c10::Device getDevice() const override { return the_device(); }
+  c10::Stream getStream(c10::Device /*of*/) const noexcept override { return the_stream(); }
+  c10::Stream getDefaultStream(c10::Device /*of*/) const override { return the_stream(); }
+  c10::Stream exchangeStream(c10::Stream /*to*/) const noexcept override { return the_stream(); }
+  void record(void** /*event*/, const c10::Stream& /*on*/, const c10::DeviceIndex /*of*/,
+              const c10::EventFlag /*flag*/) const override {}
+  void block(void* /*event*/, const c10::Stream& /*on*/) const override {}
+  bool queryEvent(void* /*event*/) const override { return true; }
+  void synchronizeEvent(void* /*event*/) const override {}
+  void synchronizeDevice(const c10::DeviceIndex /*device*/) const override {}
+  void recordDataPtrOnStream(const c10::DataPtr& /*data*/,
+                             const c10::Stream& /*stream*/) const override {}
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+};
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) void tenure_install_guard() {
+  c10::impl::registerDeviceGuard(kCuda, new Guard());
+}

@@ -1,0 +1,144 @@
+"""Fake CUDA: the modes and the patches that make a script believe in a card."""
+
+# ruff: noqa: SLF001  what is private in PyTorch is what a virtual GPU has to replace
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch._subclasses import fake_tensor
+
+from tenure.virtual import face, selection
+from tenure.virtual.card import kernels_of
+from tenure.virtual.shadow import Shadows
+from tenure.virtual.tracker import Tracker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenure.virtual.memory import Memory
+
+_kernels: list[Any] = []  # registered once a process: PyTorch takes none twice
+
+
+class Patches:
+    """Attributes replaced for a while."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any, bool]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replaces an attribute until `undo`."""
+        own = name in vars(owner)
+        self._before.append((owner, name, vars(owner).get(name), own))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        """Puts everything back, last first."""
+        while self._before:
+            owner, name, value, own = self._before.pop()
+            if own:
+                setattr(owner, name, value)
+            else:
+                delattr(owner, name)
+
+
+class Stage:
+    """A context in which `cuda` is a card that is not there.
+
+    Attributes:
+        tracker: Sees every operator.
+        shadows: Knows values, and what was assumed.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        if not _kernels:
+            _kernels.append(selection.register_kernels())
+        self.memory = memory
+        self.kernels = kernels_of(memory.card)
+        self.fake = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+        self.tracker = Tracker(memory, self.kernels)
+        self.shadows = Shadows()
+        self.patches = Patches()
+        self.tracker.overrides.update(selection.overrides())
+        self.tracker.overrides.update(self.shadows.overrides())
+        self.tracker.after.append(self.shadows.follow)
+
+    def __enter__(self) -> Self:
+        try:
+            face.paint(self.patches, self.memory, self.tracker, self.kernels)
+            self._patch_torch()
+            self.fake.__enter__()
+            self.tracker.__enter__()
+        except BaseException:
+            self.patches.undo()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self.tracker.__exit__(*error)
+            self.fake.__exit__(*error)
+        finally:
+            self.patches.undo()
+
+    def _patch_torch(self) -> None:
+        put = self.patches.set
+        fake, functional = fake_tensor.FakeTensor, torch.nn.functional
+        put(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda _mode: True))
+        put(torch.nn.Module, "_apply", _apply)
+        optimizer = sys.modules["torch.optim.optimizer"]  # torch.optim deletes its attribute
+        supported = [*vars(optimizer)["_foreach_supported_types"], fake]
+        put(optimizer, "_foreach_supported_types", supported)
+        attention = functional.scaled_dot_product_attention
+        put(
+            functional, "scaled_dot_product_attention", selection.attention(self.kernels, attention)
+        )
+        put(torch._subclasses, "FakeTensor", _seen_only_by_torch(fake))
+
+
+def _seen_only_by_torch(fake: Any) -> Any:
+    """A class that says of no tensor that it is fake, unless PyTorch itself asks.
+
+    Libraries take other paths when they meet one, as if they were traced: transformers builds
+    4-dimensional masks and chooses another attention.
+    """
+
+    class Kind(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            asking = sys._getframe(1).f_globals.get("__name__", "")
+            return asking.startswith("torch.") and isinstance(value, fake)
+
+    return Kind("FakeTensor", (), {})
+
+
+def _moved(tensor: Any, change: Callable[[Any], Any]) -> None:
+    """Gives a tensor other data and keeps its identity, as eager PyTorch does."""
+    with torch.no_grad():
+        changed = change(tensor)
+    if changed is tensor:
+        return
+    tensor.data = changed
+    if isinstance(changed, fake_tensor.FakeTensor):
+        tensor.fake_device = changed.fake_device
+    value = getattr(changed, "_tenure_value", None)
+    if value is not None:
+        tensor._tenure_value = value
+
+
+def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+    """torch.nn.Module._apply for fake tensors, which the original tries to swap, and fails."""
+    if recurse:
+        for module in self.children():
+            module._apply(fn)
+    for parameter in self._parameters.values():
+        if parameter is not None:
+            _moved(parameter, fn)
+            if parameter.grad is not None:
+                _moved(parameter.grad, fn)
+    for name, buffer in self._buffers.items():
+        if buffer is not None:
+            self._buffers[name] = fn(buffer)
+    return self

@@ -1,0 +1,180 @@
+"""Whether a run fits, on which cards, and what that rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tenure.cards import CARDS, Card
+from tenure.replays import replay
+from tenure.units import format_bytes
+from tenure.virtual import hidden
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenure.traces import Trace
+    from tenure.virtual.running import VirtualRun
+
+_UNKNOWN_TEXT = """
+    topk kthvalue median unique2 _unique2 unique_consecutive unique_dim nonzero masked_select
+    multinomial bincount histc randperm argsort index_put index_put_ _index_put_impl_
+    _cudnn_rnn _cudnn_rnn_backward _thnn_fused_lstm_cell _ctc_loss _cudnn_ctc_loss linalg_svd
+    linalg_eigh linalg_qr linalg_inv_ex linalg_solve_ex linalg_cholesky_ex _fft_c2c _fft_r2c
+    _fft_c2r grid_sampler_2d var var_mean std std_mean argmax argmin max min
+    _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
+    _scaled_dot_product_efficient_attention_backward
+    _scaled_dot_product_flash_attention_backward _int_mm _scaled_mm
+"""
+# Operators whose CUDA kernels take temporaries that no rule here describes.
+_UNKNOWN = frozenset(f"aten.{name}" for name in _UNKNOWN_TEXT.split())
+_CONVOLUTIONS = frozenset(("aten.convolution", "aten.convolution_backward"))
+# How far off peaks may be, as parts of them: allocated, reserved (docs/virtual.md).
+_PLAIN, _GUESSED = (0.01, 0.04), (0.02, 0.05)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One card's answer.
+
+    Attributes:
+        card: Which.
+        fits: Whether the run would end without running out of memory.
+        tight: Whether it only does by giving cached memory back on the way.
+    """
+
+    card: Card
+    fits: bool
+    tight: bool = False
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer of a virtual run; all sizes in bytes.
+
+    Attributes:
+        card: On which it ran.
+        fits: Whether no request failed there.
+        message: Of the first request that failed.
+        confidence: "exact" where only rules confirmed to the byte were used, "modelled" with
+            guesses within bars, "unknown" where operators or values are not known.
+        allocated: Lowest and highest peak allocated; None where no bar holds.
+        reserved: The same of peak reserved.
+        modelled: Operators whose temporaries are modelled, with how often each ran.
+        unknown: Operators whose temporaries are not known, likewise.
+        assumptions: Values that were assumed, with the line, and how often.
+        cards: Every card's answer, smallest first.
+    """
+
+    card: Card
+    fits: bool
+    message: str
+    confidence: str
+    allocated: tuple[int, int] | None
+    reserved: tuple[int, int] | None
+    modelled: dict[str, int]
+    unknown: dict[str, int]
+    assumptions: dict[str, int]
+    cards: tuple[Fit, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "card": self.card.name,
+            "total": self.card.total,
+            "usable": self.card.usable,
+            "fits": self.fits,
+            "message": self.message,
+            "confidence": self.confidence,
+            "peak_allocated_range": list(self.allocated) if self.allocated else None,
+            "peak_reserved_range": list(self.reserved) if self.reserved else None,
+            "modelled": self.modelled,
+            "unknown": self.unknown,
+            "assumptions": self.assumptions,
+            "cards": [
+                {"card": f.card.name, "usable": f.card.usable, "fits": f.fits, "tight": f.tight}
+                for f in self.cards
+            ],
+        }
+
+    def text(self) -> str:
+        """The same for people."""
+        words = {
+            "exact": "Every temporary is modelled by a rule that recordings confirmed.",
+            "modelled": "Some temporaries are guesses; the ranges hold for those tried.",
+            "unknown": "Some of what it rests on is not known, so no range is given:",
+        }
+        lines = [
+            f"{self.card.title}: {'fits' if self.fits else 'does NOT fit'} (virtual run).",
+            words[self.confidence],
+        ]
+        for name, span in (("allocated", self.allocated), ("reserved", self.reserved)):
+            if span:
+                lines.append(
+                    f"  peak {name}: between {format_bytes(span[0])} and {format_bytes(span[1])}"
+                )
+        lines += [f"  unmodelled: {name} ({count:,} x)" for name, count in self.unknown.items()]
+        lines += [f"  assumed: {what} ({count:,} x)" for what, count in self.assumptions.items()]
+        if self.cards:
+            lines.append("  card (usable for tensors)")
+        for fit in self.cards:
+            answer = "yes, tight" if fit.tight else "yes" if fit.fits else "no"
+            title = f"{fit.card.title} ({format_bytes(fit.card.usable)})"
+            lines.append(f"    {title:<32}{answer}")
+        return "\n".join(lines) + "\n"
+
+
+def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
+    """The answer of a run; the trace is asked for only where a card is a close call."""
+    modelled, unknown, guessed = _operators(run)
+    peak = run.peak()
+    sure = not unknown and not run.assumptions
+    bars = _GUESSED if guessed else _PLAIN
+    failed = run.memory.failed
+    spans: list[tuple[int, int] | None] = [
+        (int(peak[name] * (1 - bar)), int(peak[name] * (1 + bar))) if sure and not failed else None
+        for name, bar in zip(("allocated", "reserved"), bars, strict=True)
+    ]
+    measured = run.memory.measured
+    confidence = "unknown" if not sure else "modelled" if guessed or not measured else "exact"
+    return Verdict(
+        card=run.memory.card,
+        fits=not failed,
+        message=failed,
+        confidence=confidence,
+        allocated=spans[0],
+        reserved=spans[1],
+        modelled=modelled,
+        unknown=unknown,
+        assumptions=run.assumptions,
+        cards=() if failed else _fits(trace, peak["allocated"], peak["reserved"]),
+    )
+
+
+def _operators(run: VirtualRun) -> tuple[dict[str, int], dict[str, int], bool]:
+    """Counts of operators with modelled and with unknown temporaries; whether any was guessed."""
+    planned = set(hidden.modelled())
+    modelled: dict[str, int] = {}
+    unknown: dict[str, int] = {}
+    for overload, count in run.operators.items():
+        name = overload.rsplit(".", 1)[0]
+        if name in planned:
+            modelled[name] = modelled.get(name, 0) + count
+        elif name in _UNKNOWN:
+            unknown[name] = unknown.get(name, 0) + count
+    return modelled, unknown, bool(_CONVOLUTIONS & set(modelled))
+
+
+def _fits(trace: Callable[[], Trace], allocated: int, reserved: int) -> tuple[Fit, ...]:
+    """Every card's answer; in between, the requests are replayed under the card's memory."""
+    answers = []
+    for card in sorted(CARDS, key=lambda card: card.usable):
+        if reserved <= card.usable:
+            answers.append(Fit(card, fits=True))
+        elif allocated > card.usable:
+            answers.append(Fit(card, fits=False))
+        else:
+            tried = replay(trace(), capacity=card.usable)
+            fits = tried.statistics["num_ooms"] == 0
+            answers.append(Fit(card, fits=fits, tight=fits))
+    return tuple(answers)

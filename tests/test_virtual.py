@@ -1,0 +1,228 @@
+"""Virtual GPU: sizes of temporaries as recorded, and runs of scripts against recorded runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import lzma
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared_data import ABSENT, SHARED
+from tenure.cards import CARDS, card_named
+from tenure.virtual import scratch
+from tenure.virtual.card import kernels_of
+
+H200 = kernels_of(card_named("h200"))
+SCRIPT = SHARED / "workloads" / "workloads.py"
+
+RUN = """
+import os, pickle, sys
+from tenure.virtual import run_script
+script, version, gpu, *arguments = sys.argv[1:]
+run = run_script(script, arguments, gpu, torch_version=tuple(map(int, version.split("."))))
+with open(os.environ["RESULT"], "wb") as file:
+    verdict = run.verdict().as_dict()
+    pickle.dump({"peak": run.peak(), "snapshot": run.snapshot(), "verdict": verdict}, file)
+sys.stdout.flush(); sys.stderr.flush(); os._exit(run.exit_code)
+"""
+
+
+def _missing() -> str:
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed: pip install torch==2.13.0, a CPU build"
+    from tenure.virtual import shim
+
+    if shim.installed_version() not in shim.TRIED:
+        return "another torch is installed than the virtual GPU was tried with"
+    if shim.compiler() is None:
+        return "no C++ compiler"
+    return ""
+
+
+MISSING = _missing()
+needs_torch = pytest.mark.skipif(bool(MISSING), reason=MISSING or "runs")
+
+
+def run_virtually(
+    folder: Path, script: Path, *arguments: str, gpu: str = "h200", **environment: str
+) -> tuple[dict[str, Any], subprocess.CompletedProcess[str]]:
+    """The peak, the snapshot and the verdict of a script, and how its process ended."""
+    result = folder / "result"
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(script), "2.11", gpu, *arguments],
+        env={**os.environ, "RESULT": str(result), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert result.exists(), done.stderr[-2000:]
+    return pickle.loads(result.read_bytes()), done
+
+
+def requests(snapshot: dict[str, Any]) -> list[int]:
+    events = max(snapshot["device_traces"], key=len)
+    return [event["size"] for event in events if event["action"] == "alloc"]
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dims", "expected"),
+    [
+        ((4096, 768), (768, 1), (0,), (25_165_824, 24)),  # bias gradients, 16 bits
+        ((4096, 3072), (3072, 1), (0,), (100_663_296, 96)),
+        ((512, 2048), (2048, 1), (0, 1), (512, 4)),  # a mean of a million numbers
+        ((48, 768, 14, 14), (150_528, 1, 10_752, 768), (0, 2, 3), (57_802_752, 24)),
+        ((8, 16), (16, 1), (1,), (0, 0)),
+        ((0, 16), (16, 1), (0,), (0, 0)),
+        ((), (), (), (0, 0)),
+    ],
+)
+def test_reductions_stage_as_recorded(
+    shape: tuple[int, ...], strides: tuple[int, ...], dims: tuple[int, ...], expected: Any
+) -> None:
+    assert scratch.reduction(shape, strides, dims, 4, H200) == expected
+
+
+def test_attention_takes_what_was_recorded() -> None:
+    size = scratch.attention_backward(
+        batch=8, heads=12, kv_heads=12, queries=512, keys=512, width=64
+    )
+    assert size == 12_779_776
+
+
+def test_sorts_and_scans_take_what_was_recorded() -> None:
+    assert scratch.radix_sort(4096) == 83_455
+    assert scratch.radix_sort(100) == 1
+    assert scratch.scan(4096, 8) == 1279
+    assert scratch.scan(4096, 4) == 1023
+
+
+def test_patches_take_what_was_recorded() -> None:
+    sizes = {"inputs": 14_450_688, "weights": 1_179_648, "outputs": 14_450_688, "channels": 3}
+    assert scratch.patch_embedding(**sizes, backward=False) == 56_131_600
+    assert scratch.patch_embedding(**sizes, backward=True) == 75_006_096
+
+
+def test_every_card_has_its_kernels() -> None:
+    for card in CARDS:
+        assert kernels_of(card).multiprocessors > 20
+    assert not kernels_of(card_named("24GiB")).measured
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "module", "burn"),
+    [
+        ("leak_graph", "torch", ""),
+        ("leak_cycle", "torch", ""),
+        ("gpt2", "transformers", ""),
+        ("gpt2_eager_fp32", "transformers", "32"),
+        ("gpt2_varlen", "transformers", "32"),
+        ("gpt2_accum_ckpt", "transformers", "32"),
+        ("llama_lora", "peft", "32"),
+        ("vit", "timm", ""),
+    ],
+)
+def test_requests_are_the_recorded_ones(
+    workload: str, module: str, burn: str, tmp_path: Path
+) -> None:
+    if not SCRIPT.exists():
+        pytest.skip(ABSENT)
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    value, done = run_virtually(tmp_path, SCRIPT, workload, str(tmp_path), BURN=burn)
+    assert done.returncode == 0, done.stderr[-2000:]
+    with lzma.open(SHARED / "traces" / f"{workload}.pickle.xz") as file:
+        recorded = pickle.load(file)
+    assert requests(value["snapshot"]) == requests(recorded)
+    assert value["verdict"]["fits"]
+    assert value["verdict"]["assumptions"] == {}
+
+
+TRAINING = """
+import torch
+model = torch.nn.Linear(4096, 4096).to("cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(2):
+    loss = model(torch.randn(256, 4096, device="cuda")).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(torch.cuda.get_device_name(), torch.cuda.max_memory_allocated() > 0)
+"""
+
+
+@needs_torch
+def test_a_script_sees_its_card(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINING)
+    value, done = run_virtually(tmp_path, script)
+    assert done.stdout == "NVIDIA H200 141 GB True\n"
+    assert value["peak"]["reserved"] >= value["peak"]["allocated"] > 5 * 64 << 20
+    answers = {card["card"]: card["fits"] for card in value["verdict"]["cards"]}
+    assert answers["rtx3060"] and answers["h100"]
+
+
+@needs_torch
+def test_out_of_memory_is_raised_in_the_script_where_the_card_would(tmp_path: Path) -> None:
+    script = tmp_path / "fills.py"
+    script.write_text(
+        "import torch\nkept = []\n"
+        "try:\n    for _ in range(20): kept.append(torch.empty(1 << 28, device='cuda'))\n"
+        "except torch.OutOfMemoryError as error: print(len(kept), str(error).split('. ')[1])\n"
+    )
+    value, done = run_virtually(tmp_path, script, gpu="4GiB")
+    assert done.stdout == "3 Tried to allocate 1.00 GiB\n"
+    assert not value["verdict"]["fits"]
+
+
+@needs_torch
+def test_what_is_not_known_is_assumed_and_said(tmp_path: Path) -> None:
+    script = tmp_path / "reads.py"
+    script.write_text(
+        "import torch\n"
+        "print(torch.arange(4, device='cuda').sum().item())\n"
+        "print(torch.randn(999_999, device='cuda').sum().item())\n"
+    )
+    value, done = run_virtually(tmp_path, script)
+    assert done.stdout == "6\n1.0\n"
+    (assumed,) = value["verdict"]["assumptions"]
+    assert assumed == f"an unknown number is 1.0, at {script}:3"
+    assert value["verdict"]["confidence"] == "unknown"
+
+
+@needs_torch
+def test_an_error_of_the_script_is_the_scripts(tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\nraise ValueError('mine')\n")
+    _, done = run_virtually(tmp_path, script, "a", "b")
+    assert done.returncode == 1
+    assert done.stdout == "['a', 'b']\n"
+    assert done.stderr.splitlines()[-1] == "ValueError: mine"
+
+
+@needs_torch
+def test_the_shim_is_built_once(tmp_path: Path) -> None:
+    script = tmp_path / "nothing.py"
+    script.write_text("import torch\n")
+    cache = tmp_path / "cache"
+    run_virtually(tmp_path, script, XDG_CACHE_HOME=str(cache))
+    (built,) = (cache / "tenure").iterdir()
+    before = built.stat().st_mtime_ns
+    run_virtually(tmp_path, script, XDG_CACHE_HOME=str(cache))
+    assert built.stat().st_mtime_ns == before
+    shutil.rmtree(cache)
