@@ -91,7 +91,12 @@ docs: $(VENV)/docs ## Build the documentation into build/docs
 	$(BIN)/sphinx-build -C -W -b html -D project=tenure -D extensions=myst_parser \
 		-D html_theme=furo -D myst_heading_anchors=3 docs $(BUILD)/docs
 
-check: lint layout engine-test sanitize $(VENV)/installed ## All of the above that needs no GPU, and all Python tests
+browser: ## Install chromium for the page's tests, where root and apt allow it
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+		apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || \
+		echo "no chromium: the page's tests will be skipped"
+
+check: lint layout engine-test sanitize browser $(VENV)/installed ## All of the above that needs no GPU, and all Python tests
 	$(BIN)/pytest $(PYTEST_ARGS)
 
 clean: ## Remove the virtual environment and everything built
