@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tenure.live import install, memory_snapshot, memory_stats, memory_summary, uninstall
     from tenure.verbs import explain, load, plan, replay, tune
+    from tenure.virtual import virtual_gpu
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ _DEFINED_IN: dict[str, str] = {
     "replay": "tenure.verbs",
     "tune": "tenure.verbs",
     "uninstall": "tenure.live",
+    "virtual_gpu": "tenure.virtual",
 }
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "replay",
     "tune",
     "uninstall",
+    "virtual_gpu",
 ]
 
 
