@@ -30,7 +30,8 @@ Pool = tuple[int, int]
 DEFAULT: Pool = (0, 0)
 COUNTS = ("requested", "allocated", "active", "reserved")
 KINDS = ("u1", "u8", "i8", "u8", "i8", "i4", "i4", "i4", "i8")  # the columns of Events
-NO_STACKS = Stacks(*(np.zeros(n, np.int32) for n in (1, 0, 0, 0, 0)), ())
+NONE = np.zeros(0, np.int32)
+NO_STACKS = Stacks(np.zeros(1, np.int32), NONE, NONE, NONE, NONE, ())
 
 
 @dataclass(frozen=True)
@@ -198,9 +199,7 @@ class Recorder:
         for address in [a for a, g in self.given.items() if not g.live and a not in waiting]:
             given = self.given.pop(address)
             self._count(requested=-given.requested, active=-given.size)
-            self._write(
-                Action.FREE_COMPLETED, address, given.requested, given.stream, given.pool
-            )
+            self._write(Action.FREE_COMPLETED, address, given.requested, given.stream, given.pool)
         for action, address, size in self._allocator.segment_events():
             if action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
                 assert owner
@@ -213,13 +212,17 @@ class Recorder:
             self._write(action, address, size, stream, pool)
 
     def _returned(self, start: int, end: int) -> tuple[int, int]:
+        """Takes the range out of those that the driver gave; whose it was: stream and pool."""
         kept, owner = [], (0, 0)
-        for low, high, *rest in self._ranges:
+        for low, high, stream, pool, small in self._ranges:
             if high <= start or end <= low:
-                kept.append((low, high, *rest))
+                kept.append((low, high, stream, pool, small))
                 continue
-            owner = (rest[0], rest[1])
-            kept += [(low, start, *rest)] * (low < start) + [(end, high, *rest)] * (end < high)
+            owner = (stream, pool)
+            if low < start:
+                kept.append((low, start, stream, pool, small))
+            if end < high:
+                kept.append((end, high, stream, pool, small))
         self._ranges = kept
         return owner
 
@@ -228,5 +231,6 @@ class Recorder:
             self._counts[name] += change
 
     def _write(self, action: int, address: int, size: int, stream: int, pool: int) -> None:
-        counts = tuple(self._counts[name] for name in COUNTS)
+        requested, allocated, active, reserved = (self._counts[name] for name in COUNTS)
+        counts = (requested, allocated, active, reserved)
         self.rows.append(Row(int(action), address, size, stream, pool, counts))
