@@ -176,68 +176,87 @@ def snapshots(rules: str) -> Result:
 # --- contents ------------------------------------------------------------------------------------
 
 
-def contents(rules: str) -> Result:
-    """Threads, streams, sizes at random under a tight limit: every block keeps what was written."""
-    seconds = float(os.environ.get("STRESS_SECONDS", "20"))
-    install(rules, capacity=3 * GIB)
-    wrong: list[str] = []
-    ooms = [0]
-    streams = [torch.cuda.Stream() for _ in range(6)]
-    exchange: list[Any] = []
-    lock = threading.Lock()
-    deadline = time.time() + seconds
+class Stress:
+    """Threads that allocate on streams of all, pass tensors on, and check what was written."""
 
-    def check(tensor: torch.Tensor, mark: int) -> None:
+    def __init__(self, seconds: float) -> None:
+        self.deadline = time.time() + seconds
+        self.wrong: list[str] = []
+        self.ooms = 0
+        self.streams = [torch.cuda.Stream() for _ in range(6)]
+        self.exchange: list[Any] = []
+        self.lock = threading.Lock()
+
+    def check(self, tensor: torch.Tensor, mark: int) -> None:
         if not bool((tensor == mark).all().item()):
-            wrong.append(f"a block of {tensor.numel()} lost its {mark}")
+            self.wrong.append(f"a block of {tensor.numel()} lost its {mark}")
 
-    def work(seed: int) -> None:
+    def work(self, seed: int) -> None:
         generator = random.Random(seed)
         own: list[tuple[torch.Tensor, int, torch.cuda.Stream]] = []
-        while time.time() < deadline and not wrong:
-            stream = generator.choice(streams)
-            with torch.cuda.stream(stream):
-                size = int(2 ** generator.uniform(4, 25.5))
-                mark = generator.randint(0, 1 << 30)
-                try:
-                    own.append((torch.full((size,), mark, device="cuda"), mark, stream))
-                except torch.OutOfMemoryError:
-                    ooms[0] += 1
-                    del own[: len(own) // 2]
-                if generator.random() < 0.2:
-                    torch.cuda._sleep(generator.randint(1_000, 3_000_000))
+        while time.time() < self.deadline and not self.wrong:
+            self.make(generator, own)
             if own and generator.random() < 0.3:
-                with lock:
-                    exchange.append(own.pop(generator.randrange(len(own))))
-                    if len(exchange) > 8:
-                        own.append(exchange.pop(generator.randrange(len(exchange))))
+                self.pass_on(generator, own)
             while len(own) > generator.randint(1, 12):
-                tensor, mark, made_on = own.pop(generator.randrange(len(own)))
-                other = generator.choice(streams)
-                if generator.random() < 0.5:
-                    with torch.cuda.stream(other):
-                        other.wait_stream(made_on)
-                        tensor.record_stream(other)
-                        check(tensor, mark)
-                        tensor.add_(1)  # still queued when the tensor dies
-                else:
-                    with torch.cuda.stream(made_on):
-                        check(tensor, mark)
-                del tensor
+                self.use_up(generator, *own.pop(generator.randrange(len(own))))
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    def make(self, generator: random.Random, own: list[Any]) -> None:
+        stream = generator.choice(self.streams)
+        with torch.cuda.stream(stream):
+            size = int(2 ** generator.uniform(4, 25.5))
+            mark = generator.randint(0, 1 << 30)
+            try:
+                own.append((torch.full((size,), mark, device="cuda"), mark, stream))
+            except torch.OutOfMemoryError:
+                self.ooms += 1
+                del own[: len(own) // 2]
+            if generator.random() < 0.2:
+                torch.cuda._sleep(generator.randint(1_000, 3_000_000))
+
+    def pass_on(self, generator: random.Random, own: list[Any]) -> None:
+        with self.lock:
+            self.exchange.append(own.pop(generator.randrange(len(own))))
+            if len(self.exchange) > 8:
+                own.append(self.exchange.pop(generator.randrange(len(self.exchange))))
+
+    def use_up(
+        self,
+        generator: random.Random,
+        tensor: torch.Tensor,
+        mark: int,
+        made_on: torch.cuda.Stream,
+    ) -> None:
+        other = generator.choice(self.streams)
+        if generator.random() < 0.5:
+            with torch.cuda.stream(other):
+                other.wait_stream(made_on)
+                tensor.record_stream(other)
+                self.check(tensor, mark)
+                tensor.add_(1)  # still queued when the tensor dies
+        else:
+            with torch.cuda.stream(made_on):
+                self.check(tensor, mark)
+
+
+def contents(rules: str) -> Result:
+    """Threads, streams, sizes at random under a tight limit: every block keeps what was written."""
+    install(rules, capacity=3 * GIB)
+    stress = Stress(float(os.environ.get("STRESS_SECONDS", "20")))
+
+    threads = [threading.Thread(target=stress.work, args=(seed,)) for seed in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     torch.cuda.synchronize()
-    assert not wrong, wrong[:5]
+    assert not stress.wrong, stress.wrong[:5]
     sound(rules)
-    exchange.clear()
+    stress.exchange.clear()
     gc.collect()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_allocated() == 0, torch.cuda.memory_allocated()
-    result: Result = {"ooms": ooms[0], "stats": stats()["allocation.all.allocated"]}
+    result: Result = {"ooms": stress.ooms, "stats": stats()["allocation.all.allocated"]}
     if rules == "elastic":
         moves = engine().elastic_statistics(0)
         assert moves["moves"] > 0, moves
