@@ -15,6 +15,7 @@ FAULT = 70  # EX_SOFTWARE: a fault of ours; never 1, which means a finding
 
 # Command -> (module, one line of help). Modules are imported when their command runs.
 COMMANDS = {
+    "run": ("tenure.cli.run", "Run a script as python would, and say what held its memory."),
     "explain": ("tenure.cli.explain", "Say what held the memory and what would have changed it."),
     "view": ("tenure.cli.view", "Write a page that shows a recording; no network, no server."),
     "tune": ("tenure.cli.tune", "Find the settings under which a run needs least memory."),
