@@ -279,7 +279,8 @@ class Allocator {
     std::vector<FreeRun> missing_runs(const Request& request, const Window& window,
                                       const Supply& supply) const;
     Block* cut_out(const Window& window);
-    Block* cached_at(const Home& home, Address address) const;
+    std::vector<const OldMapping*> old_mappings_in(const Block& block) const;
+    Block* cached_at(const Home& home, Address address, Bytes size) const;
     Block* unmapped_at(const Home& home, Address address) const;
     Block* remap(Block* block, Address begin, Bytes size, BlockState state, std::uint64_t stamp);
 

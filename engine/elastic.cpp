@@ -84,28 +84,36 @@ bool Allocator::add_arena(const Request& request) {
     return true;
 }
 
-// What of the home's arenas is free, by ascending address: cached blocks, and unmapped ranges
-// without the old mappings in them.
+// The free ranges of the home's arenas that memory could be mapped in, by ascending address: each
+// unmapped range, without the old mappings in it, and the cached blocks beside it.
 std::vector<Allocator::FreeRun> Allocator::free_runs(const Home& home) const {
     std::vector<FreeRun> runs;
-    for (const Block* block = home.free.first(); block; block = home.free.after(block))
-        runs.push_back({block->segment, block->address, block->end(), true});
+    auto add = [&](const Block& block, Address begin, Address end) {
+        if (begin < end) runs.push_back({block.segment, begin, end, block.is_mapped()});
+    };
     for (const Block* block : home.unmapped) {
-        std::vector<const OldMapping*> holes;
-        for (const OldMapping& old : elastic_.old_mappings)
-            if (old.address >= block->address && old.address < block->end()) holes.push_back(&old);
-        std::sort(holes.begin(), holes.end(),
-                  [](const OldMapping* a, const OldMapping* b) { return a->address < b->address; });
+        const Block* before = block->previous;
+        const bool is_new = runs.empty() || !before || runs.back().end <= before->address;
+        if (before && before->is_free() && is_new) add(*before, before->address, before->end());
         Address at = block->address;
-        for (const OldMapping* hole : holes) {
-            if (hole->address > at) runs.push_back({block->segment, at, hole->address, false});
-            at = hole->address + static_cast<Address>(hole->size);
+        for (const OldMapping* old : old_mappings_in(*block)) {
+            add(*block, at, old->address);
+            at = old->address + static_cast<Address>(old->size);
         }
-        if (at < block->end()) runs.push_back({block->segment, at, block->end(), false});
+        add(*block, at, block->end());
+        if (block->next && block->next->is_free())
+            add(*block->next, block->next->address, block->next->end());
     }
-    std::sort(runs.begin(), runs.end(),
-              [](const FreeRun& a, const FreeRun& b) { return a.begin < b.begin; });
     return runs;
+}
+
+std::vector<const OldMapping*> Allocator::old_mappings_in(const Block& block) const {
+    std::vector<const OldMapping*> found;
+    for (const OldMapping& old : elastic_.old_mappings)
+        if (old.address >= block.address && old.address < block.end()) found.push_back(&old);
+    std::sort(found.begin(), found.end(),
+              [](const OldMapping* a, const OldMapping* b) { return a->address < b->address; });
+    return found;
 }
 
 namespace {
@@ -220,7 +228,7 @@ std::vector<Allocator::FreeRun> Allocator::missing_runs(const Request& request,
 // The block at a window, if it is mapped throughout; what lies before it stays cached.
 Block* Allocator::cut_out(const Window& window) {
     Home& home = *window.arena->home;
-    Block* block = cached_at(home, window.begin);
+    Block* block = cached_at(home, window.begin, window.size);
     if (!block || block->end() < window.end()) return nullptr;
     home.free.erase(block);
     if (block->address == window.begin) return block;
@@ -231,8 +239,9 @@ Block* Allocator::cut_out(const Window& window) {
     return block;
 }
 
-Block* Allocator::cached_at(const Home& home, Address address) const {
-    for (Block* block = home.free.first(); block; block = home.free.after(block))
+// The cached block of at least that size that holds the address; null if it is another's.
+Block* Allocator::cached_at(const Home& home, Address address, Bytes size) const {
+    for (Block* block = home.free.best_fit(size); block; block = home.free.after(block))
         if (block->address <= address && address < block->end()) return block;
     return nullptr;
 }

@@ -219,7 +219,7 @@ void Allocator::settle_in(ChunkIndex index, Block* block, std::uint64_t stamp) {
 
 // Blocks and counters let go of a chunk's range.
 void Allocator::let_go(Home& home, Address address, Bytes size) {
-    remap(cached_at(home, address), address, size, BlockState::unmapped, 0);
+    remap(cached_at(home, address, size), address, size, BlockState::unmapped, 0);
     count_reserved(home, -size);
     log(Action::segment_unmap, address, size, home);
 }

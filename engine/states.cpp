@@ -88,6 +88,7 @@ std::vector<Piece> tile(const Allocator::SavedSegment& saved) {
 }  // namespace
 
 std::vector<Block*> Allocator::restore(const SavedSegment& saved) {
+    if (is_elastic()) throw UsageError("restore: a recorded segment has PyTorch's layout");
     const std::vector<Piece> pieces = tile(saved);
     Home& home = pool_at(saved.pool).half(saved.small).home(saved.stream);
     Segment& segment = *add_segment(saved.range.address, saved.range.size, home,

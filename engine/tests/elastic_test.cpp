@@ -402,6 +402,22 @@ void test_refusal() {
     CHECK_EQUAL(engine.device.used(), 8 * MiB);
 }
 
+// An arena that is full is followed by another; a request beyond any arena fails.
+void test_second_arena() {
+    Settings settings = elastic(unlimited, 2 * MiB);
+    settings.device_memory = 8 * MiB;
+    Engine engine(settings);
+    for (int i = 0; i < 6; ++i) engine.allocate(4 * MiB);
+    CHECK_EQUAL(engine.allocator.segments().size(), 2u);
+    CHECK(engine.fails(17 * MiB));
+}
+
+void test_restore() {
+    VirtualDevice device;
+    Allocator allocator(elastic(), device);
+    CHECK_THROWS(allocator.restore({}), UsageError, "PyTorch");
+}
+
 void test_empty_cache() {
     Engine engine(elastic(unlimited, 2 * MiB));
     std::vector<Block*> blocks;
@@ -482,6 +498,8 @@ int main() {
     test_last_resort();
     test_soft_limit();
     test_refusal();
+    test_second_arena();
+    test_restore();
     test_empty_cache();
     test_order_after_failure();
     return testing::result();
