@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tenure.live import install, memory_snapshot, memory_stats, memory_summary, uninstall
-    from tenure.verbs import explain, load, plan, replay, tune
+    from tenure.verbs import diff, explain, load, plan, replay, tune
     from tenure.virtual import virtual_gpu
 
 __version__ = "0.1.0"
@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 # Public name -> module that defines it. Imported on first use, so that `import tenure` is cheap.
 # A name added here is added to `__all__` too, and imported under TYPE_CHECKING for the checker.
 _DEFINED_IN: dict[str, str] = {
+    "diff": "tenure.verbs",
     "explain": "tenure.verbs",
     "install": "tenure.live",
     "load": "tenure.verbs",
@@ -29,6 +30,7 @@ _DEFINED_IN: dict[str, str] = {
 }
 
 __all__ = [
+    "diff",
     "explain",
     "install",
     "load",

@@ -10,9 +10,9 @@ from tenure import diagnoses, plans, replays, snapshots
 from tenure.units import parse_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from tenure.diagnoses import Explanation, Tuning
+    from tenure.diagnoses import Comparison, Explanation, Tuning
     from tenure.plans import Plan
     from tenure.replays import Replay
     from tenure.traces import Trace
@@ -87,6 +87,31 @@ def explain(
     """
     limit = parse_size(capacity) if isinstance(capacity, str) else capacity
     return diagnoses.explain(_trace(source), capacity=limit)
+
+
+def diff(
+    before: Trace | str | os.PathLike[str],
+    after: Trace | str | os.PathLike[str],
+    *,
+    at: str | None = None,
+    fail_if: Sequence[str] = (),
+) -> Comparison:
+    """Says what grew from one snapshot to another, by line and category.
+
+    Args:
+        before: A snapshot file, or a trace.
+        after: The same, of a later moment, another run, or after a change.
+        at: "peak": what is live when most is; "end": when the snapshots were written. Default:
+            "end" for two snapshots of one run, else "peak".
+        fail_if: Budgets such as "live>+5%" or "site:model.py:40>1GiB"; the result's `broken` says
+            whether one does not hold, its `verdicts` which.
+
+    Raises:
+        BadInputError: A file is no snapshot.
+        UsageError: A budget cannot be read, or is about a line that neither snapshot has.
+    """
+    budgets = [diagnoses.read_budget(text) for text in fail_if]
+    return diagnoses.compare(_trace(before), _trace(after), at=at, budgets=budgets)
 
 
 def tune(

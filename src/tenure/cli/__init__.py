@@ -17,6 +17,7 @@ FAULT = 70  # EX_SOFTWARE: a fault of ours; never 1, which means a finding
 COMMANDS = {
     "run": ("tenure.cli.run", "Run a script as python would, and say what held its memory."),
     "explain": ("tenure.cli.explain", "Say what held the memory and what would have changed it."),
+    "diff": ("tenure.cli.diff", "Say what grew from one snapshot to another; budgets for CI."),
     "view": ("tenure.cli.view", "Write a page that shows a recording; no network, no server."),
     "tune": ("tenure.cli.tune", "Find the settings under which a run needs least memory."),
     "replay": ("tenure.cli.replay", "Replay a snapshot exactly, or under other settings."),

@@ -1,5 +1,7 @@
 """Evidence into findings, one file per diagnosis."""
 
+from tenure.diagnoses.budgets import Budget, Verdict, check, read_budget
+from tenure.diagnoses.comparing import Change, Comparison, compare
 from tenure.diagnoses.device import DeviceUse
 from tenure.diagnoses.evidence import Share
 from tenure.diagnoses.explaining import Explanation, explain
@@ -9,6 +11,9 @@ from tenure.diagnoses.tuning import Tuning, tune
 
 __all__ = [
     "Advice",
+    "Budget",
+    "Change",
+    "Comparison",
     "Confidence",
     "DeviceUse",
     "Explanation",
@@ -18,7 +23,11 @@ __all__ = [
     "Share",
     "Split",
     "Tuning",
+    "Verdict",
     "Verified",
+    "check",
+    "compare",
     "explain",
+    "read_budget",
     "tune",
 ]

@@ -109,8 +109,7 @@ def explain(
         progress: Called with a word before anything that may take a second.
     """
     evidence = Evidence(trace, capacity, progress)
-    findings = [finding for diagnosis in DIAGNOSES for finding in diagnosis.diagnose(evidence)]
-    findings = _in_order(findings)
+    findings = find_all(evidence)
     tried = bool(len(trace.events))
     return Explanation(
         trace=trace,
@@ -130,6 +129,11 @@ def explain(
         recorded_candidate=evidence.as_recorded if tried else None,
         findings=tuple(findings),
     )
+
+
+def find_all(evidence: Evidence) -> list[Finding]:
+    """Every finding, what matters most first."""
+    return _in_order([f for diagnosis in DIAGNOSES for f in diagnosis.diagnose(evidence)])
 
 
 def _worth_showing(evidence: Evidence, findings: list[Finding]) -> tuple[Candidate, ...]:

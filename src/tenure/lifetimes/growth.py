@@ -141,7 +141,7 @@ def _times(growth: Growth, found: list[Growth]) -> int:
         g
         for g in found
         if g is not growth
-        and g.ending is Ending.RELEASED
+        and g.ending is not Ending.PLATEAU
         and abs(g.rounds - growth.rounds) <= growth.rounds // 4 + 1
     ]
     return len(alike) + 1

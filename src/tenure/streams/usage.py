@@ -12,7 +12,9 @@ from tenure.traces import Action, BlockState
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tenure.traces import Trace
+    from tenure.traces import Events, Trace
+
+AT_ONCE_US = 100  # microseconds between a free and its completion, written by one call
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,7 @@ def _usage(trace: Trace, stream: int) -> StreamUsage:
     )
     waits = _Waits(trace, stream)
     pending_level = pending + np.cumsum(pending_change)
-    settled = np.ones(len(mine), bool)
-    settled[:-1] = ~((action[:-1] == Action.FREE_REQUESTED) & (action[1:] == Action.FREE_COMPLETED))
-    pending_level = np.where(settled, pending_level, 0)
+    pending_level = np.where(_completes_at_once(events, mine), 0, pending_level)
     most = int(pending_level.max(initial=0))
     requests = mine[action == Action.ALLOC]
     return StreamUsage(
@@ -106,6 +106,19 @@ def _usage(trace: Trace, stream: int) -> StreamUsage:
     )
 
 
+def _completes_at_once(events: Events, mine: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of these events are frees whose completion comes next: nothing waits in between."""
+    action, address = events.action[mine], events.address[mine]
+    found = np.zeros(len(mine), bool)
+    found[:-1] = (
+        (action[:-1] == Action.FREE_REQUESTED)
+        & (action[1:] == Action.FREE_COMPLETED)
+        & (address[1:] == address[:-1])
+        & (np.diff(events.time_us[mine]) <= AT_ONCE_US)
+    )
+    return found
+
+
 class _Waits:
     """The frees of one stream that did not complete at once."""
 
@@ -113,9 +126,10 @@ class _Waits:
         allocations = trace.allocations
         mine = (allocations.stream == stream) & (allocations.freed >= 0)
         freed, done = allocations.freed[mine], allocations.done[mine]
-        waited = (done > freed + 1) | (done < 0)
-        self._freed, self._done = freed[waited], done[waited]
         self._time = trace.events.time_us
+        took = np.where(done >= 0, self._time[done] - self._time[freed], 0)
+        waited = (done > freed + 1) | (done < 0) | (took > AT_ONCE_US)
+        self._freed, self._done = freed[waited], done[waited]
 
     @property
     def count(self) -> int:
