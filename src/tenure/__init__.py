@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tenure.live import install, memory_snapshot, memory_stats, memory_summary, uninstall
-    from tenure.verbs import diff, explain, load, plan, replay, tune
+    from tenure.verbs import diff, explain, holders, load, plan, replay, tune
     from tenure.virtual import virtual_gpu
 
 __version__ = "0.1.0"
@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 _DEFINED_IN: dict[str, str] = {
     "diff": "tenure.verbs",
     "explain": "tenure.verbs",
+    "holders": "tenure.verbs",
     "install": "tenure.live",
     "load": "tenure.verbs",
     "memory_snapshot": "tenure.live",
@@ -32,6 +33,7 @@ _DEFINED_IN: dict[str, str] = {
 __all__ = [
     "diff",
     "explain",
+    "holders",
     "install",
     "load",
     "memory_snapshot",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tenure.diagnoses import Comparison, Explanation, Tuning
+    from tenure.lifetimes.holders import Holders
     from tenure.plans import Plan
     from tenure.replays import Replay
     from tenure.traces import Trace
@@ -148,6 +149,24 @@ def plan(
         BadInputError: The file is no snapshot, or holds no allocations.
     """
     return plans.plan(_trace(source), seconds=seconds, streams_apart=streams_apart)
+
+
+def holders(x: object = None, *, device: str | None = None, seconds: float = 5.0) -> Holders:
+    """Says what holds a tensor, a storage, or every live byte of a device of this process.
+
+    Nothing is kept alive, collected or changed, and no code of the program is run.
+
+    Args:
+        x: A tensor or a storage; None for everything.
+        device: "cuda", "cuda:1" or "cpu"; default: CUDA if it is in use, else the CPU.
+        seconds: How long to look at most.
+
+    Raises:
+        UsageError: torch is not in use, or `x` is neither a tensor nor a storage.
+    """
+    from tenure.lifetimes.holders import holders
+
+    return holders(x, device=device, seconds=seconds)
 
 
 def _trace(

@@ -86,7 +86,7 @@ def explanation_dict(explanation: Explanation, file: str) -> dict[str, Any]:
             }
             for c in explanation.candidates
         ],
-        "findings": [_finding(finding) for finding in explanation.findings],
+        "findings": [finding_dict(finding) for finding in explanation.findings],
     }
 
 
@@ -155,7 +155,8 @@ def _rounds(explanation: Explanation) -> dict[str, Any] | None:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def finding_dict(finding: Finding) -> dict[str, Any]:
+    """One finding, as every command gives it."""
     return {
         "code": finding.code,
         "severity": finding.severity.value,

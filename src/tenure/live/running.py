@@ -1,0 +1,165 @@
+"""Runs a script as `python` would: its arguments, output, errors and exit code stay its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import os
+import signal
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tenure.errors import BadInputError
+from tenure.lifetimes.sources import is_own
+from tenure.live.watching import Record, Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Run:
+    """A script that ran.
+
+    Attributes:
+        exit_code: What `python` would have exited with.
+        record: What was seen of its memory; None in a process that the script forked.
+        interrupted: Whether Ctrl-C ended it.
+        error: The name of the exception that ended it; "" for none.
+    """
+
+    exit_code: int
+    record: Record | None
+    interrupted: bool = False
+    error: str = ""
+
+
+def run_script(
+    script: str, arguments: tuple[str, ...], report: Callable[[Run], None] = lambda _: None
+) -> Run:
+    """Runs a script and watches its memory.
+
+    Args:
+        script: Path of the script.
+        arguments: Its `sys.argv[1:]`.
+        report: Called after the script has ended, before the interpreter closes down.
+
+    Raises:
+        BadInputError: There is no such script.
+    """
+    try:
+        path = os.path.abspath(script)  # noqa: PTH100  as Python does: links stay
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        raise BadInputError(f"{script}: cannot be read: {error.strerror}") from None
+    process = os.getpid()
+    watch = Watch()
+    main = _main_module(script, path, arguments)
+    ended: BaseException | None = None
+    when_imported("torch", watch.start)
+    try:
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+    except BaseException as error:  # noqa: BLE001  whatever ends a script ends it
+        ended = error
+        _without_our_frames(error)
+        failed = not isinstance(error, SystemExit)
+        watch.look("failed" if failed else "end", error=error)
+    else:
+        watch.look("end")
+    if not watch.started:
+        watch.record.missing.append("torch was not imported: nothing was watched")
+    watch.stop()
+    code = _exit_code(ended)
+    name = "" if ended is None or isinstance(ended, SystemExit) else type(ended).__name__
+    interrupted = isinstance(ended, KeyboardInterrupt)
+    ended = None
+    forked = os.getpid() != process
+    run = Run(code, None if forked else watch.record, interrupted, name)
+    sys.stdout.flush()
+    if not forked:
+        report(run)
+    if interrupted:
+        _die_of_interrupt()
+    return run
+
+
+def when_imported(name: str, act: Callable[[], None]) -> None:
+    """Acts once a module has been imported, at once if it has been already.
+
+    The script decides when it imports torch, and what it sets in the environment before.
+    """
+    if name in sys.modules:
+        act()
+        return
+
+    class Finder:
+        @staticmethod
+        def find_spec(wanted: str, *_: Any) -> Any:
+            if wanted != name:
+                return None
+            sys.meta_path.remove(Finder)
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.loader is not None:
+                loader: Any = spec.loader
+                run = loader.exec_module
+
+                def exec_module(module: types.ModuleType) -> None:
+                    del loader.exec_module
+                    run(module)
+                    act()
+
+                loader.exec_module = exec_module
+            return spec
+
+    sys.meta_path.insert(0, Finder)
+
+
+def _main_module(script: str, path: str, arguments: tuple[str, ...]) -> types.ModuleType:
+    """A new `__main__`, and `sys` as the script expects it."""
+    main = types.ModuleType("__main__")
+    main.__dict__.update(
+        __file__=path, __builtins__=__builtins__, __spec__=None, __cached__=None, __doc__=None
+    )
+    sys.modules["__main__"] = main
+    sys.argv = [script, *arguments]
+    folder = str(Path(path).resolve().parent)
+    if not getattr(sys.flags, "safe_path", False):
+        if sys.path:
+            sys.path[0] = folder  # where the folder of the `tenure` command was
+        else:
+            sys.path.append(folder)
+    return main
+
+
+def _without_our_frames(error: BaseException) -> None:
+    """Takes tenure's own frames off the front of a traceback."""
+    trace = error.__traceback__
+    while trace is not None and is_own(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    error.__traceback__ = trace
+
+
+def _exit_code(error: BaseException | None) -> int:
+    """Prints an exception as Python would, and returns the exit code it leads to."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        if error.code is None:
+            return 0
+        if isinstance(error.code, int):
+            return error.code & 0xFF
+        sys.stderr.write(f"{error.code}\n")
+        return 1
+    sys.excepthook(type(error), error, error.__traceback__)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
+
+
+def _die_of_interrupt() -> None:
+    """Ends this process as Python does after Ctrl-C, so that a shell knows why."""
+    sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,148 @@
+"""tenure run: the script's behaviour is untouched, and each kind of holder is named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared_data import ABSENT, SHARED
+
+CASES = SHARED / "cases"
+ON_CPU = ("l01", "l02", "l03", "l04", "l05", "l06", "l07", "l08", "l09")
+needs_torch = pytest.mark.skipif(
+    subprocess.run(
+        [sys.executable, "-c", "import importlib.util as u; assert u.find_spec('torch')"],
+        capture_output=True,
+        check=False,
+    ).returncode
+    != 0,
+    reason="torch is not installed: nothing to watch",
+)
+
+SCRIPTS = {
+    "holder.graph": """
+        import torch
+        w = torch.ones(256, 256, requires_grad=True)
+        total = 0
+        for _ in range(8):
+            h = torch.tanh(w @ w)
+            total = total + (h * h).mean()
+    """,
+    "holder.overlap": """
+        import torch
+        for _ in range(3):
+            x = torch.ones(4 << 20)
+    """,
+    "holder.list": """
+        import torch
+        outs = []
+        for _ in range(12):
+            outs.append(torch.ones(1 << 18))
+    """,
+    "holder.gc_off": """
+        import gc, torch
+        gc.disable()
+        class Node: pass
+        for _ in range(6):
+            node = Node(); node.me = node; node.data = torch.ones(1 << 20); del node
+    """,
+    "": """
+        import torch
+        net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.Tanh(),
+                                  torch.nn.Linear(512, 256))
+        optimizer = torch.optim.Adam(net.parameters())
+        for _ in range(6):
+            loss = net(torch.ones(512, 256)).square().mean()
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+    """,
+}
+
+
+def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tenure", "run", *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+    )
+
+
+def write(folder: Path, text: str) -> str:
+    lines = text.strip("\n").splitlines()
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    (folder / "script.py").write_text("\n".join(line[indent:] for line in lines) + "\n")
+    return "script.py"
+
+
+def report(folder: Path, script: str, *args: str) -> dict[str, Any]:
+    run("--json", "-o", "report.json", script, *args, cwd=folder)
+    value: dict[str, Any] = json.loads((folder / "report.json").read_text())
+    return value
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("import sys; sys.exit(7)", 7),
+        ("import sys; sys.exit()", 0),
+        ("import sys; sys.exit('words')", 1),
+        ("def f():\n    raise ValueError('no')\nf()", 1),
+        ("x = (", 1),
+        ("print('fine')", 0),
+    ],
+)
+def test_output_errors_and_exit_code_are_pythons_own(text: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(text + "\n")
+    plain = subprocess.run(
+        [sys.executable, "script.py"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    shown = run("-o", "report.txt", "script.py", cwd=tmp_path)
+    assert shown.returncode == plain.returncode == code
+    assert shown.stdout == plain.stdout
+    assert shown.stderr == plain.stderr
+
+
+def test_arguments_name_and_file_are_pythons_own(tmp_path: Path) -> None:
+    text = "import sys\nprint(sys.argv, __name__, __file__, sys.path[0], '__main__' in sys.modules)"
+    (tmp_path / "script.py").write_text(text + "\n")
+    args = ["script.py", "--json", "-o", "x", "cpu"]
+    plain = subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert run(*args, cwd=tmp_path).stdout == plain.stdout
+
+
+def test_a_missing_script_is_one_line_and_bad_input(tmp_path: Path) -> None:
+    shown = run("nothing.py", cwd=tmp_path)
+    assert shown.returncode == 3
+    assert len(shown.stderr.splitlines()) == 1
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("code", SCRIPTS, ids=lambda code: code or "healthy")
+def test_each_kind_of_holder_is_named_and_a_healthy_run_has_none(code: str, tmp_path: Path) -> None:
+    value = report(tmp_path, write(tmp_path, SCRIPTS[code]))
+    codes = [finding["code"] for finding in value["findings"]]
+    assert (code in codes) if code else not codes
+    assert sum(row["bytes"] for row in value["holders"]["rows"]) == value["holders"]["live"]
+    assert value["missing"] == []
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.skipif(not CASES.is_dir(), reason=ABSENT)
+@pytest.mark.parametrize(
+    "case", [p.stem for p in sorted(CASES.glob("l*.py")) if p.stem.startswith(ON_CPU)]
+)
+def test_the_shared_cases_are_named(case: str, tmp_path: Path) -> None:
+    expected = json.loads((CASES / "expected.json").read_text())[case]["codes"]
+    value = report(tmp_path, str(CASES / f"{case}.py"), "cpu")
+    assert {finding["code"] for finding in value["findings"]} & set(expected)
+    assert value["exit_code"] == 0
