@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tenure import _engine
-from tenure.diagnoses.finding import Advice, Confidence, Finding, Severity, Verified
+from tenure.diagnoses.finding import Advice, Confidence, Finding, Severity
 from tenure.diagnoses.naming import pool_name
 from tenure.settings import engine_settings
 from tenure.units import format_bytes
@@ -45,7 +45,6 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         return ()
     pool = evidence.trace.pools[order.pool]
     saved = order.as_recorded - order.largest_first
-    before = evidence.recorded.peak.reserved
     return (
         Finding(
             "pool.graph_order",
@@ -62,15 +61,12 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
                     "got new segments, and a private pool never gives its segments back while a "
                     "graph lives"
                 ),
-                "the same requests, replayed with the largest capture first",
-            ),
-            (
-                Advice(
-                    "capture the largest shape first",
-                    None,
-                    Verified(before, before - saved, before, before - saved),
+                (
+                    "both figures are replays of the pool's requests alone, in the order recorded "
+                    "and with the largest capture first"
                 ),
             ),
+            (Advice("capture the largest shape first"),),
             Confidence.INFERRED,
         ),
     )

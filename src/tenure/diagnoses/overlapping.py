@@ -34,6 +34,7 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     total = sum(int(size[n]) for n in numbers)
     if total < max(LEAST_BYTES, LEAST_SHARE * peak):
         return ()
+    here = rounds.first_number + overlap.round
     lines = [
         (
             f"    {format_bytes(int(size[n]))}  {kind(ORDER[int(evidence.category[n])].value)} of "
@@ -42,8 +43,8 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         for n in numbers[:4]
     ]
     lines.append(
-        f"made in {rounds.per} {overlap.round - 1:,}, freed in {rounds.per} {overlap.round:,} only "
-        "after the new one was made: the name still held the old one"
+        f"made in {rounds.per} {here - 1:,}, freed in {rounds.per} {here:,} only after "
+        "the new one was made: the name still held the old one"
     )
     return (
         Finding(
