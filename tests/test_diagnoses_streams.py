@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from scene import AUTOGRAD, Scene, layer, line
-from tenure.diagnoses import Confidence
+from tenure.diagnoses import Confidence, explain
 from tenure.lifetimes import block_sizes
+from tenure.reports import explanation_text
 from tenure.streams import stream_usage
 from tenure.units import MIB
 
@@ -201,11 +202,22 @@ def test_a_ring_that_was_overwritten_is_not_a_recording_that_began_late(late: bo
     first = len(scene.rows)
     for _ in range(20):
         scene.drop(scene.make(16, line(3)), where=line(4))
-    from tenure.diagnoses import explain
-
     codes = [f.code for f in explain(scene.recording(first)).findings]
     assert ("trace.truncated" in codes) is not late
     assert ("trace.late" in codes) is late
+
+
+def test_a_file_without_events_is_told_by_its_state_alone() -> None:
+    scene = Scene()
+    scene.make(64, line(2))
+    scene.drop(scene.make(40, line(3)), where=line(3))
+    explanation = explain(scene.recording(len(scene.rows)))
+    codes = {f.code for f in explanation.findings}
+    assert not codes & {"trace.late", "trace.truncated"}
+    text = explanation_text(explanation)
+    assert text.startswith("Only the state when the file was written: 64.00 MiB live")
+    assert "event -1" not in text
+    assert explanation.by_site[0].label == "train.py:2 main"
 
 
 def test_sizes_of_blocks_are_those_of_the_engine() -> None:

@@ -116,7 +116,7 @@ def explain(
         replay=evidence.replay,
         capacity=capacity,
         complete=trace.starts_empty and not trace.notes,
-        missing=tuple(note.text for note in trace.notes),
+        missing=tuple(note.text for note in recording.notes_of(evidence)),
         split=evidence.telling[0],
         split_event=evidence.telling[1],
         device=evidence.device,

@@ -11,17 +11,21 @@ from tenure.units import format_bytes
 
 if TYPE_CHECKING:
     from tenure.diagnoses.evidence import Evidence
+    from tenure.traces import Note
 
 LEAST_SHARE = 0.05  # of live bytes at the peak
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     """The reader's notes, an overwritten ring, and live bytes without a line."""
-    notes = [Finding(note.code, Severity.INFO, 0, note.text) for note in evidence.trace.notes]
-    truncated = _truncated(evidence)
-    if truncated:
-        notes = [note for note in notes if note.code != "trace.late"]
-    return (*truncated, *notes, *_no_frames(evidence))
+    notes = [Finding(note.code, Severity.INFO, 0, note.text) for note in notes_of(evidence)]
+    return (*_truncated(evidence), *notes, *_no_frames(evidence))
+
+
+def notes_of(evidence: Evidence) -> tuple[Note, ...]:
+    """The reader's notes; that it began late is left out where a better reason is known."""
+    better = bool(_truncated(evidence)) or not len(evidence.trace.events)
+    return tuple(n for n in evidence.trace.notes if not (better and n.code == "trace.late"))
 
 
 def _truncated(evidence: Evidence) -> tuple[Finding, ...]:
@@ -29,9 +33,9 @@ def _truncated(evidence: Evidence) -> tuple[Finding, ...]:
     allocations = evidence.trace.allocations
     before = slice(0, allocations.before)
     known = int((allocations.stack[before] >= 0).sum())
-    if not known:
-        return ()
     events = len(evidence.trace.events)
+    if not known or not events:
+        return ()
     return (
         Finding(
             "trace.truncated",

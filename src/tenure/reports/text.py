@@ -71,6 +71,10 @@ def in_unit(size: int, unit: int) -> str:
     return f"{size / unit:.2f}"
 
 
+def _moment(event: int) -> str:
+    return f"event {event:,}" if event >= 0 else "the beginning"
+
+
 def _name(unit: int) -> str:
     return "GiB" if unit == GIB else "MiB"
 
@@ -85,6 +89,11 @@ def _headline(explanation: Explanation) -> list[str]:
     worst = explanation.findings[0] if explanation.findings else None
     if worst and worst.severity in (Severity.ERROR, Severity.WARNING):
         return wrapped(_sentence(worst.title))
+    if not len(explanation.trace.events):
+        return wrapped(
+            f"Only the state when the file was written: {format_bytes(peak.allocated)} live, "
+            f"{format_bytes(peak.reserved)} reserved. What came before is not in it."
+        )
     ratio = peak.reserved / max(peak.allocated, 1)
     flat, rounds = explanation.flat_since, explanation.rounds
     text = (
@@ -154,7 +163,7 @@ def _split(explanation: Explanation, unit: int) -> list[str]:
     lines = [
         (
             f"Reserved {when}: {in_unit(split.reserved, unit)} {_name(unit)} "
-            f"(event {explanation.split_event:,})"
+            f"({_moment(explanation.split_event)})"
         )
     ]
     sign = "="
@@ -254,17 +263,17 @@ def _settings(explanation: Explanation, unit: int) -> list[str]:
 def _live(explanation: Explanation) -> list[str]:
     if not explanation.by_site:
         return []
-    moment = explanation.replay.peak_event.allocated
+    moment = _moment(explanation.replay.peak_event.allocated)
     total = format_bytes(explanation.replay.peak.allocated)
     if not explanation.trace.has_stacks:
-        lines = [f"Live at the live peak, {total} (event {moment:,}); inferred from lifetimes:"]
+        lines = [f"Live at the live peak, {total} ({moment}); inferred from lifetimes:"]
         shares = explanation.by_category
         return [
             *lines,
             *(_share(s, f"{s.blocks:,} block{'s' if s.blocks != 1 else ''}", "") for s in shares),
             "",
         ]
-    lines = [f"Live at the live peak, {total} at event {moment:,} (categories are inferred):"]
+    lines = [f"Live at the live peak, {total} at {moment} (categories are inferred):"]
     categories = [f"{s.category} {format_bytes(s.bytes)}" for s in explanation.by_category]
     lines += wrapped(", ".join(categories), "  ", "  ")
     lines += [
