@@ -9,6 +9,7 @@ from tenure.diagnoses import Confidence, explain
 from tenure.lifetimes import block_sizes
 from tenure.reports import explanation_text
 from tenure.streams import stream_usage
+from tenure.traces import Action
 from tenure.units import MIB
 
 SIDE = 0x51
@@ -39,6 +40,17 @@ def test_frees_that_wait_for_another_stream_are_pending() -> None:
     assert "of train.py:5 main" in text
     (usage,) = [u for u in stream_usage(scene.recording()) if u.stream == 0]
     assert (usage.pending_blocks, usage.waited) == (8, 16)
+
+
+def test_a_recording_that_begins_within_a_free_shows_no_wait() -> None:
+    scene = Scene()
+    scene.drop(scene.make(64, line(2)), where=line(3))
+    for _ in range(8):
+        scene.drop(scene.make(32, line(5)), where=line(7))
+    first = next(i for i, row in enumerate(scene.rows) if row.action == Action.FREE_COMPLETED)
+    usages = stream_usage(scene.recording(first))
+    assert [u.pending_peak for u in usages] == [0]
+    assert not any(f.code == "stream.pending" for f in explain(scene.recording(first)).findings)
 
 
 def test_without_another_stream_nothing_waits() -> None:

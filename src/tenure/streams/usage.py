@@ -92,7 +92,7 @@ def _usage(trace: Trace, stream: int) -> StreamUsage:
     return StreamUsage(
         stream=stream,
         live_peak=live + max(int(np.cumsum(live_change).max(initial=0)), 0),
-        pending_peak=max(most, pending),
+        pending_peak=max(most, pending - _completed_first(events, stream)),
         pending_at=int(mine[np.argmax(pending_level)]) if most else -1,
         pending_blocks=waits.most_at_once(),
         reserved_peak=reserved + max(int(np.cumsum(reserved_change).max(initial=0)), 0),
@@ -104,6 +104,13 @@ def _usage(trace: Trace, stream: int) -> StreamUsage:
         longest_wait_us=int(waits.times_us().max(initial=0)),
         usual_wait_us=int(np.median(waits.times_us())) if len(waits.times_us()) else 0,
     )
+
+
+def _completed_first(events: Events, stream: int) -> int:
+    """Bytes of a free that the recording begins in the middle of: it did not wait."""
+    if not len(events) or events.action[0] != Action.FREE_COMPLETED or events.stream[0] != stream:
+        return 0
+    return int(events.size[0])
 
 
 def _completes_at_once(events: Events, mine: NDArray[np.int64]) -> NDArray[np.bool_]:
