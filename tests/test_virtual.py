@@ -206,6 +206,29 @@ def test_what_is_not_known_is_assumed_and_said(tmp_path: Path) -> None:
 
 
 @needs_torch
+def test_common_code_of_scripts_runs(tmp_path: Path) -> None:
+    script = tmp_path / "common.py"
+    script.write_text(
+        "import copy, io, torch\n"
+        "model = torch.nn.Linear(8, 8).cuda()\n"
+        "model.register_buffer('mean', torch.zeros(8, device='cuda'))\n"
+        "twin = copy.deepcopy(model)\n"
+        "torch.save(model.state_dict(), io.BytesIO())\n"
+        "numbers = torch.arange(10, device='cuda')\n"
+        "scaler = torch.amp.GradScaler('cuda')\n"
+        "optimizer = torch.optim.AdamW(model.parameters())\n"
+        "with torch.autocast('cuda', dtype=torch.float16):\n"
+        "    loss = model(torch.randn(4, 8, device='cuda')).float().mean()\n"
+        "scaler.scale(loss).backward(); scaler.unscale_(optimizer)\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        "scaler.step(optimizer); scaler.update()\n"
+        "print(numbers[numbers > 3].tolist(), twin.weight.is_cuda, len(optimizer.state))\n"
+    )
+    _, done = run_virtually(tmp_path, script)
+    assert done.stdout == "[4, 5, 6, 7, 8, 9] True 2\n", done.stderr[-2000:]
+
+
+@needs_torch
 def test_an_error_of_the_script_is_the_scripts(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("import sys\nprint(sys.argv[1:])\nraise ValueError('mine')\n")

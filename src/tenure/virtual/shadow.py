@@ -13,6 +13,11 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 _aten = torch.ops.aten
+_STORAGE_OPERATORS = frozenset(
+    getattr(packet, overload)
+    for packet in (_aten.set_, _aten.resize_, _aten.resize_as_)
+    for overload in packet.overloads()
+)
 _MOST_INTEGERS = 65_536  # elements of a tensor whose values are kept
 _MOST_FLOATS = 4_096
 _PACKAGE = str(Path(__file__).parent)
@@ -35,6 +40,7 @@ class Shadows:
             _aten._local_scalar_dense.default: self._scalar,
             _aten.equal.default: self._equal,
             _aten.nonzero.default: self._nonzero,
+            _aten.index.Tensor: self._index,
         }
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -45,6 +51,10 @@ class Shadows:
         inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         small = all(_is_small(t) for t in outputs)
         written = _written(func, args) if func._schema.is_mutable else []
+        if func in _STORAGE_OPERATORS:  # a value would come to lie in a storage without data
+            for tensor in written:
+                _forget(tensor)
+            return
         if not small or not all(_is_known(t) for t in inputs):
             if written and func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
                 self._assume("gradients are finite")
@@ -100,6 +110,19 @@ class Shadows:
         fake = torch.empty(tuple(found.shape), dtype=torch.long, device=tensor.device)
         setattr(fake, _VALUE, found)
         return fake
+
+    def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Selection by masks: as CUDA does it, the places first, then by number."""
+        source, indices = args[0], args[1]
+        if not any(i is not None and i.dtype is torch.bool for i in indices):
+            return NotImplemented
+        numbers: list[Any] = []
+        for index in indices:
+            if index is not None and index.dtype is torch.bool:
+                numbers += self._nonzero(func, (index,), {}).unbind(1)
+            else:
+                numbers.append(index)
+        return func(source, numbers)
 
     def _assume(self, what: str) -> None:
         frame: Any = sys._getframe(1)

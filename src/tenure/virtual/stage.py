@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -97,6 +98,8 @@ class Stage:
             functional, "scaled_dot_product_attention", selection.attention(self.kernels, attention)
         )
         put(torch._subclasses, "FakeTensor", _seen_only_by_torch(fake))
+        put(torch.Tensor, "__deepcopy__", _deep_copier(torch.Tensor.__deepcopy__))
+        put(torch, "save", _save)
 
 
 def _seen_only_by_torch(fake: Any) -> Any:
@@ -112,6 +115,35 @@ def _seen_only_by_torch(fake: Any) -> Any:
             return asking.startswith("torch.") and isinstance(value, fake)
 
     return Kind("FakeTensor", (), {})
+
+
+def _deep_copier(original: Any) -> Any:
+    """copy.deepcopy for fake tensors; the original copies a storage that has no data."""
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        if not isinstance(self, fake_tensor.FakeTensor) or not self.is_leaf:
+            return original(self, memo)
+        if id(self) not in memo:
+            copy = self.detach().clone()
+            if isinstance(self, torch.nn.Parameter):
+                copy = torch.nn.Parameter(copy, self.requires_grad)
+            else:
+                copy.requires_grad_(self.requires_grad)
+            memo[id(self)] = copy
+            if self.grad is not None:
+                copy.grad = copied(self.grad, memo)
+        return memo[id(self)]
+
+    return copied
+
+
+def _save(_value: Any, f: Any, *_args: Any, **_kwargs: Any) -> None:
+    """torch.save without data to save: says so where the file would be."""
+    text = b"written by a virtual GPU: no data\n"
+    if hasattr(f, "write"):
+        f.write(text)
+    else:
+        Path(f).write_bytes(text)
 
 
 def _moved(tensor: Any, change: Callable[[Any], Any]) -> None:
