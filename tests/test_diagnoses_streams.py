@@ -42,6 +42,17 @@ def test_frees_that_wait_for_another_stream_are_pending() -> None:
     assert (usage.pending_blocks, usage.waited) == (8, 16)
 
 
+def test_a_thread_interrupted_within_a_free_shows_no_wait() -> None:
+    """Between the two events of one call the clock may jump; their stacks are one."""
+    scene = Scene()
+    for _ in range(6):
+        scene.drop(scene.make(64, line(5)), where=line(7))
+        scene._times[-1] += 5_000
+        scene.clock += 5_000
+    assert [u.waited for u in stream_usage(scene.recording())] == [0]
+    assert not any(f.code.startswith("stream") for f in scene.explain().findings)
+
+
 def test_a_recording_that_begins_within_a_free_shows_no_wait() -> None:
     scene = Scene()
     scene.drop(scene.make(64, line(2)), where=line(3))

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from tenure.traces import Events, Trace
 
-AT_ONCE_US = 100  # microseconds between a free and its completion, written by one call
-
 
 @dataclass(frozen=True)
 class StreamUsage:
@@ -114,14 +112,18 @@ def _completed_first(events: Events, stream: int) -> int:
 
 
 def _completes_at_once(events: Events, mine: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of these events are frees whose completion comes next: nothing waits in between."""
+    """Which of these events are frees that complete within the same call, so that nothing waits.
+
+    One call writes both events, so they follow each other and have one stack. The clock does not
+    tell: a thread that is interrupted between them looks like a wait.
+    """
     action, address = events.action[mine], events.address[mine]
     found = np.zeros(len(mine), bool)
     found[:-1] = (
         (action[:-1] == Action.FREE_REQUESTED)
         & (action[1:] == Action.FREE_COMPLETED)
         & (address[1:] == address[:-1])
-        & (np.diff(events.time_us[mine]) <= AT_ONCE_US)
+        & (events.stack[mine][1:] == events.stack[mine][:-1])
     )
     return found
 
@@ -134,8 +136,8 @@ class _Waits:
         mine = (allocations.stream == stream) & (allocations.freed >= 0)
         freed, done = allocations.freed[mine], allocations.done[mine]
         self._time = trace.events.time_us
-        took = np.where(done >= 0, self._time[done] - self._time[freed], 0)
-        waited = (done > freed + 1) | (done < 0) | (took > AT_ONCE_US)
+        stack = trace.events.stack
+        waited = (done != freed + 1) | (stack[done] != stack[freed])
         self._freed, self._done = freed[waited], done[waited]
 
     @property
