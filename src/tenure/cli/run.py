@@ -60,7 +60,7 @@ def _report(script: str, run: Run, options: dict[str, Any]) -> None:
     record = run.record
     if record is None:
         return
-    highest = max(record.looks, key=lambda look: look.live, default=None)
+    highest = max(record.looks, key=lambda look: look.holders.live, default=None)
     holding = Holding(
         file=script,
         device=record.device,

@@ -222,7 +222,8 @@ def _never_used(judge: _Judge, birth: Birth) -> bool:
 
 def _repeats(look: Look, holders: list[Holder]) -> int:
     lines = Counter(look.births[h.storage].lines[:1] for h in holders)
-    return max(lines.values())
+    lines.pop((), None)  # too small for its line to be noted
+    return max(lines.values(), default=0)
 
 
 def _overlaps(judge: _Judge, look: Look) -> None:

@@ -26,6 +26,7 @@ LEAST = 1 << 18  # bytes live below which nothing is looked at
 FIRST_SECONDS = 3.0  # that looking may take in all ...
 SHARE = 0.05  # ... and this share of the run
 ONE_LOOK = 2.0  # seconds
+TRACED = 1 << 12  # bytes from which the lines that made a storage are noted
 DEEPEST = 12  # frames of the user's that are noted at birth
 OFTEN = 200  # operations after which it is looked again, doubling each time
 
@@ -195,7 +196,8 @@ class Watch:
         if not size or not self._counts(place):
             return
         self._serial += 1
-        birth = Birth(self._serial, size, place, _lines(), self.record.passes)
+        lines = _lines() if size >= TRACED else ()
+        birth = Birth(self._serial, size, place, lines, self.record.passes)
         birth.reference = weakref.ref(storage, lambda _: self.gone(address))
         self.live[address] = birth
         self.bytes += size
@@ -276,6 +278,8 @@ class Watch:
             frames_of=error,
         )
         tensors.clear()
+        # Operations of other threads are not counted, but what they made is found.
+        record.peak = max(record.peak, found.live)
         births = {h.storage: self.live[h.storage] for h in found.holders if h.storage in self.live}
         frames = _user_frames()
         return Look(
