@@ -164,9 +164,7 @@ class RandomRun {
         allocator_->free(held.block);
     }
 
-    // What a capture records is no work yet, and its uses are forgotten when it ends.
     void use_elsewhere(const Held& held, Stream stream) {
-        if (capturing_) return;
         map_.used(held.address, held.size, stream);
         allocator_->record_stream(held.block, stream);
     }
