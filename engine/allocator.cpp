@@ -14,7 +14,7 @@ Allocator::Allocator(const Settings& settings, Device& device)
       device_(device),
       tie_rule_(tenure::torch_rules::tie_rule(settings.torch_version)),
       elastic_(device, settings.call_costs) {
-    default_pool_ = &pool_at(PoolId{});
+    default_pool_ = &named_pool(PoolId{});
     if (!is_elastic()) return;
     elastic_rules::require_valid(settings);
     settings_ = elastic_rules::effective(settings);
@@ -35,8 +35,7 @@ Allocator::~Allocator() {
     }
 }
 
-Pool& Allocator::pool_at(PoolId id) {
-    if (id.is_default() && !pools_.empty()) return *default_pool_;
+Pool& Allocator::named_pool(PoolId id) {
     auto [place, is_new] = pools_.try_emplace(id);
     if (is_new) {
         place->second = std::make_unique<Pool>(id);
@@ -267,8 +266,17 @@ Block* Allocator::new_block(Segment* segment, Address address, Bytes size) {
     return block;
 }
 
+// pre: in no list. Field by field: this is on the common path, and a Block is large.
 void Allocator::delete_block(Block* block) {
-    *block = Block{};
+    block->requested = 0;
+    block->previous = nullptr;
+    block->order = 0;
+    block->state = BlockState::cached;
+    block->waiting_events = 0;
+    block->searches_seen = 0;
+    block->stamp = 0;
+    block->tag = -1;
+    block->uses.clear();
     block->next = spare_blocks_;
     spare_blocks_ = block;
 }

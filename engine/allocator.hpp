@@ -221,7 +221,8 @@ class Allocator {
     bool over_limit(const Request& request) const;
     bool collects_garbage() const;
     [[noreturn]] void fail(const Request& request);
-    Pool& pool_at(PoolId id);
+    Pool& pool_at(PoolId id) { return id.is_default() ? *default_pool_ : named_pool(id); }
+    Pool& named_pool(PoolId id);
     Block* new_block(Segment* segment, Address address, Bytes size);
     void delete_block(Block* block);
     std::uint64_t new_block_order() const;  // for a segment's first block
