@@ -34,6 +34,14 @@ struct SegmentEvent {
     bool operator==(const SegmentEvent&) const = default;
 };
 
+// A block went back to its pool: at its free, or once the events that it waited for were done.
+struct CompletedFree {
+    Address address;
+    Bytes requested;
+    Stream stream;
+    PoolId pool;
+};
+
 // A block as it stands in a segment; used to start from, and to show, a state.
 struct BlockView {
     Address segment;  // first address of the cudaMalloc, or of the mapped run of an arena
@@ -146,6 +154,8 @@ class Allocator {
     std::vector<BlockView> blocks() const;
     // Where segment events are appended; null to stop.
     void log_to(std::vector<SegmentEvent>* log) { log_ = log; }
+    // Where blocks that went back to their pools are appended; null to stop.
+    void log_completed_to(std::vector<CompletedFree>* completed) { completed_ = completed; }
 
     const std::map<PoolId, std::unique_ptr<Pool>>& pools() const { return pools_; }
     // Of each private pool that ever had memory, also of those that are gone.
@@ -342,6 +352,7 @@ class Allocator {
     std::vector<Block*> held_;      // pending by the record's word, see free_pending
     std::vector<Block*> deferred_;  // freed during a capture while other streams used them
     std::vector<SegmentEvent>* log_ = nullptr;
+    std::vector<CompletedFree>* completed_ = nullptr;
     ElasticState elastic_;
 
     std::vector<std::unique_ptr<Block[]>> slabs_;

@@ -149,6 +149,8 @@ void Allocator::make_cached(Block* block) {
     Home& home = *block->segment->home;
     const bool small = home.half->small;
     const Bytes own_size = block->size;
+    if (completed_)
+        completed_->push_back({block->address, block->requested, home.stream, home.half->pool->id});
     block->state = BlockState::cached;
     std::int64_t split_blocks = 0;  // net change of the inactive_split counters
     Bytes split_bytes = 0;

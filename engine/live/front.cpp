@@ -86,7 +86,7 @@ DeviceFront& Front::make(int device) {
     devices_in_use.store(true);
     front->capacity = options_.settings.limit;
     front->history = history_;
-    if (history_.events) front->allocator.log_to(&front->segment_log);
+    keep_log(*front, history_.events);
     front->ring.set_limit(history_.max_events);
     set_fraction(*front, options_.memory_fraction);
     for (int other = 0; other < most_devices; ++other) {
@@ -133,7 +133,7 @@ Block* Front::try_allocate(DeviceFront& front, Bytes size, Stream stream, StackI
     try {
         block = front.allocator.allocate(size, stream, pool);
     } catch (const OutOfMemory&) {
-        if (front.history.events) note_segments(front, stack);
+        if (front.history.events) note_changes(front, stack);
         return nullptr;
     }
     block->tag = BlockNote{stack, now_ms()}.tag();
@@ -199,7 +199,7 @@ bool Front::free_from(DeviceFront& front, Address address, StackId stack) {
     if (!block) return false;
     if (front.history.events) note_free(front, *block, stack);
     front.allocator.free(block);
-    if (front.history.events) note_segments(front, stack);
+    if (front.history.events) note_changes(front, stack);
     return true;
 }
 

@@ -86,6 +86,7 @@ struct DeviceFront {
     History history;
     EventRing ring;
     std::vector<SegmentEvent> segment_log;
+    std::vector<CompletedFree> completed;
     std::int64_t rescued = 0;    // requests that failed first and were served after all
     Bytes capacity = unlimited;  // the limit that install() named
 };

@@ -16,28 +16,35 @@ std::int64_t now_us() {
 
 }  // namespace
 
-void note_segments(DeviceFront& front, StackId stack) {
-    if (front.segment_log.empty()) return;
+void keep_log(DeviceFront& front, bool on) {
+    front.segment_log.clear();
+    front.completed.clear();
+    front.allocator.log_to(on ? &front.segment_log : nullptr);
+    front.allocator.log_completed_to(on ? &front.completed : nullptr);
+}
+
+void note_changes(DeviceFront& front, StackId stack) {
+    if (front.segment_log.empty() && front.completed.empty()) return;
     const std::int64_t time = now_us();
+    for (const CompletedFree& free : front.completed)
+        front.ring.add({free.address, free.requested, free.stream, time, free.pool, stack,
+                        Action::free_completed});
     for (const SegmentEvent& event : front.segment_log)
         front.ring.add({event.address, event.size, event.stream, time, {}, stack, event.action});
+    front.completed.clear();
     front.segment_log.clear();
 }
 
 void note_allocation(DeviceFront& front, const Block& block, PoolId pool, StackId stack) {
-    note_segments(front, stack);
+    note_changes(front, stack);
     front.ring.add({block.address, block.requested, block.segment->home->stream, now_us(), pool,
                     front.history.alloc_stacks ? stack : 0, Action::alloc});
 }
 
 void note_free(DeviceFront& front, const Block& block, StackId stack) {
     const Home& home = *block.segment->home;
-    Event event{block.address,       block.requested, home.stream,           now_us(),
-                home.half->pool->id, stack,           Action::free_requested};
-    front.ring.add(event);
-    if (!block.uses.empty()) return;
-    event.action = Action::free_completed;
-    front.ring.add(event);
+    front.ring.add({block.address, block.requested, home.stream, now_us(), home.half->pool->id,
+                    stack, Action::free_requested});
 }
 
 void note_shortage(DeviceFront& front, const Shortage& shortage, StackId stack) {

@@ -20,7 +20,7 @@ void Front::empty_cache() {
         if (!front) continue;
         const Held held(front->lock);
         front->allocator.empty_cache();
-        if (front->history.events) note_segments(*front, 0);
+        if (front->history.events) note_changes(*front, 0);
     }
 }
 
@@ -99,8 +99,7 @@ void Front::set_history(const History& history, bool clear) {
         if (!front) continue;
         const Held device_held(front->lock);
         front->history = history;
-        front->segment_log.clear();
-        front->allocator.log_to(history.events ? &front->segment_log : nullptr);
+        keep_log(*front, history.events);
         if (clear) front->ring.clear();
         if (history.events) front->ring.set_limit(history.max_events);
     }

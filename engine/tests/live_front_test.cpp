@@ -232,7 +232,6 @@ void test_history(Front& front) {
     front.set_history({true, true, true, true, 100}, true);
     void* pointer = front.allocate(3 * MiB, 0, 0);
     front.free(pointer, 0);
-    front.set_history({}, false);
     DeviceFront& state = *front.find(0);
     std::vector<Action> actions;
     for (const Event& event : state.ring.events()) actions.push_back(event.action);
@@ -242,6 +241,20 @@ void test_history(Front& front) {
     CHECK(actions.back() == Action::free_completed);
     CHECK_EQUAL(state.ring.events().back().stack, 7u);
     CHECK_EQUAL(state.ring.events().back().size, 3 * MiB);
+    fake_driver_hold(48);  // a free that waits for another stream is completed later
+    pointer = front.allocate(3 * MiB, 0, 0);
+    front.record_stream(pointer, 48);
+    front.free(pointer, 0);
+    CHECK(state.ring.events().back().action == Action::free_requested);
+    fake_driver_finish(48);
+    void* small = front.allocate(1, 0, 0);
+    int completed = 0;
+    for (const Event& event : state.ring.events())
+        completed += event.action == Action::free_completed &&
+                     event.address == reinterpret_cast<Address>(pointer);
+    CHECK_EQUAL(completed, 2);
+    front.free(small, 0);
+    front.set_history({}, false);
     state.ring.clear();
 }
 
