@@ -96,8 +96,9 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
 def test_help_loads_nothing_heavy_either() -> None:
     script = (
         "import sys\n"
+        "sys.argv = ['tenure', '--help']\n"
         "from tenure.cli import main\n"
-        "try: main(['--help'])\n"
+        "try: main()\n"
         "except SystemExit: print(*sys.modules)\n"
     )
     loaded = run(sys.executable, "-c", script).splitlines()[-1].split()
