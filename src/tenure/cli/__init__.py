@@ -22,6 +22,7 @@ COMMANDS = {
     "tune": ("tenure.cli.tune", "Find the settings under which a run needs least memory."),
     "replay": ("tenure.cli.replay", "Replay a snapshot exactly, or under other settings."),
     "plan": ("tenure.cli.plan", "Find the least memory that a run's allocations fit into."),
+    "check": ("tenure.cli.check", "Say which versions and settings hold here, and what clashes."),
     "demo": ("tenure.cli.demo", "Explain a recorded out-of-memory; needs no GPU and no file."),
 }
 

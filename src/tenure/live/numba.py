@@ -1,0 +1,72 @@
+"""Numba on the engine, as its external memory manager."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from typing import Any
+
+from tenure import _engine
+from tenure.errors import UsageError
+from tenure.live.process import Options, start
+
+_owners: dict[int, Any] = {}  # address -> the block, until Numba is done with it
+
+
+def install(**options: Any) -> None:
+    """Makes the engine Numba's memory manager; before Numba's first use of the device.
+
+    Args:
+        **options: As in tenure.live.process.Options; only where nothing was installed before.
+
+    Raises:
+        UsageError: Numba cannot be imported, or options came too late.
+    """
+    cuda = _numba_cuda()
+    if not _engine.Live.is_installed():
+        start(Options(**options))
+    elif options:
+        raise UsageError("the engine runs already: its options were set at its first install")
+    cuda.set_memory_manager(manager_class(cuda))
+
+
+def manager_class(cuda: Any) -> type:
+    """The memory manager that Numba instantiates once a context.
+
+    Args:
+        cuda: The module numba.cuda.
+    """
+
+    class TenureManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+        """Device memory from the engine, for the default stream; host memory as Numba does it."""
+
+        interface_version = 1
+
+        def initialize(self) -> None:
+            """Nothing to prepare: the engine makes a device ready at its first request."""
+
+        def memalloc(self, size: int) -> Any:
+            """A pointer that gives its block back when Numba finalises it."""
+            buffer = _engine.LiveBuffer(size, self.context.device.id, 0)
+            address = buffer.address
+            _owners[address] = buffer
+            return cuda.MemoryPointer(
+                self.context,
+                ctypes.c_void_p(address),
+                size,
+                finalizer=lambda: _owners.pop(address, None),
+            )
+
+        def get_memory_info(self) -> Any:
+            """Free and total bytes, as the driver says."""
+            free, total = cuda.cudadrv.driver.driver.cuMemGetInfo()
+            return cuda.MemoryInfo(free=free, total=total)
+
+    return TenureManager
+
+
+def _numba_cuda() -> Any:
+    try:
+        return importlib.import_module("numba.cuda")
+    except ImportError as error:
+        raise UsageError(f"Numba cannot be imported ({error})") from None

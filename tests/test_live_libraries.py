@@ -1,0 +1,182 @@
+"""CuPy, Numba and `tenure check`, with stand-ins for the libraries, on the fake driver."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from fake_gpu import run
+
+CUPY = """
+import sys, types
+import tenure
+cupy = types.ModuleType("cupy")
+class OutOfMemoryError(MemoryError):
+    def __init__(self, size, total, limit=0):
+        self.size = size
+class Stream:
+    def __init__(self, ptr): self.ptr = ptr
+current = [Stream(0)]
+class UnownedMemory:
+    def __init__(self, ptr, size, owner, device_id):
+        self.ptr, self.size, self._owner, self.device_id = ptr, size, owner, device_id
+class MemoryPointer:
+    def __init__(self, mem, offset): self.mem, self.ptr = mem, mem.ptr + offset
+allocator = [None]
+cupy.cuda = types.SimpleNamespace(
+    set_allocator=lambda f: allocator.__setitem__(0, f),
+    get_current_stream=lambda: current[0],
+    device=types.SimpleNamespace(get_device_id=lambda: 0),
+    memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
+    UnownedMemory=UnownedMemory, MemoryPointer=MemoryPointer)
+cupy.get_default_memory_pool = lambda: types.SimpleNamespace(malloc="its own")
+sys.modules["cupy"] = cupy
+import tenure.live.cupy as adapter
+"""
+
+NUMBA = """
+import sys, types
+numba = types.ModuleType("numba")
+cuda = types.ModuleType("numba.cuda")
+managers = []
+class HostOnly:
+    def __init__(self, *, context): self.context = context
+class GetIpcHandleMixin: pass
+class MemoryPointer:
+    def __init__(self, context, pointer, size, finalizer=None):
+        self.pointer, self.size, self.finalizer = pointer, size, finalizer
+cuda.HostOnlyCUDAMemoryManager, cuda.GetIpcHandleMixin = HostOnly, GetIpcHandleMixin
+cuda.MemoryPointer, cuda.set_memory_manager = MemoryPointer, managers.append
+numba.cuda = cuda
+sys.modules["numba"], sys.modules["numba.cuda"] = numba, cuda
+import tenure.live.numba as adapter
+"""
+
+
+def test_cupy_takes_its_memory_from_the_engine() -> None:
+    run(
+        CUPY
+        + """
+adapter.install(capacity="64MiB")
+pointer = allocator[0](5000)
+assert tenure.memory_stats()["requested_bytes.all.current"] == 5000
+assert pointer.ptr == pointer.mem._owner.address
+current[0] = Stream(0x50)
+other = allocator[0](1 << 20)
+streams = {b[5] for b in tenure.live.statistics._engine.Live.blocks(0) if b[4] == 1}
+assert streams == {0, 0x50}, streams
+array = types.SimpleNamespace(data=other)
+adapter.record_stream(array, Stream(0x60))
+try:
+    allocator[0](100 << 20)
+except OutOfMemoryError as error:
+    assert "CUDA out of memory. Tried to allocate 100.00 MiB" in str(error)
+else:
+    raise AssertionError
+del pointer, other, array
+assert tenure.memory_stats()["allocated_bytes.all.current"] == 0
+assert allocator[0](0).ptr == 0
+adapter.uninstall()
+assert allocator == ["its own"]
+"""
+    )
+
+
+def test_cupy_shares_the_memory_of_pytorch() -> None:
+    run(
+        CUPY
+        + """
+import torch
+tenure.install(quiet=True)
+adapter.install()
+tensor, pointer = torch.empty(1000), allocator[0](1000)
+assert torch.cuda.memory_allocated() == 2048
+try:
+    adapter.install(capacity=1)
+except tenure.errors.UsageError as error:
+    assert "first install" in str(error)
+else:
+    raise AssertionError
+"""
+    )
+
+
+def test_numba_takes_its_memory_from_the_engine() -> None:
+    run(
+        NUMBA
+        + """
+import tenure
+adapter.install()
+context = types.SimpleNamespace(device=types.SimpleNamespace(id=0))
+manager = managers[0](context=context)
+manager.initialize()
+assert manager.interface_version == 1
+memory = manager.memalloc(3000)
+assert memory.pointer.value % 512 == 0
+assert tenure.memory_stats()["requested_bytes.all.current"] == 3000
+memory.finalizer()
+assert tenure.memory_stats()["requested_bytes.all.current"] == 0
+"""
+    )
+
+
+def test_a_library_that_is_absent_is_named() -> None:
+    run(
+        """
+        import sys
+        from tenure.errors import UsageError
+        import tenure.live.cupy, tenure.live.numba
+        sys.modules["cupy"] = sys.modules["numba"] = None
+        for library in (tenure.live.cupy, tenure.live.numba):
+            try:
+                library.install()
+            except UsageError as error:
+                assert "cannot be imported" in str(error)
+            else:
+                raise AssertionError
+        """
+    )
+
+
+def check(**environment: str) -> tuple[int, str]:
+    printed = run(
+        f"""
+        import json, subprocess, sys
+        done = subprocess.run(
+            [sys.executable, "-m", "tenure", "check", *{list(environment.pop("args", "").split())}],
+            capture_output=True, text=True)
+        print(json.dumps([done.returncode, done.stdout + done.stderr]))
+        """,
+        stand_in=True,
+        **environment,
+    )
+    code, text = json.loads(printed)
+    return code, text
+
+
+def test_check_says_what_holds_and_what_clashes() -> None:
+    code, text = check()
+    assert code == 0, text
+    assert "driver         13.0, 1 GPUs" in text
+    assert "Nothing clashes." in text
+    code, text = check(
+        PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:128,expandable_segments:True",
+        args="--json",
+    )
+    found = json.loads(text)
+    assert code == 1
+    assert "pytorch#193400" in found["clashes"][0]
+    assert found["variable"] == "PYTORCH_CUDA_ALLOC_CONF"
+    code, text = check(TENURE_DRIVER_LIBRARY="nowhere.so")
+    assert code == 0
+    assert "none (nowhere.so" in text
+
+
+def test_importing_touches_neither_driver_nor_torch() -> None:
+    script = (
+        "import sys, tenure, tenure.live\n"
+        "assert 'torch' not in sys.modules and 'cupy' not in sys.modules\n"
+        "assert 'libcuda' not in open('/proc/self/maps').read()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
