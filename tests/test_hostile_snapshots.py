@@ -383,6 +383,13 @@ def containers(value: object) -> list[Any]:
     return []
 
 
+@pytest.mark.parametrize("value", [1e291, -1e-300, 1 << 900, "x" * 5000, b"y" * 5000])
+def test_a_value_however_large_is_named_in_short(value: object, tmp_path: Path) -> None:
+    plain = snapshot_samples.torch_2_11()
+    plain["segments"] = value
+    read_or_refuse(pickle.dumps(plain), tmp_path)
+
+
 @fuzzing
 @given(sample=st.sampled_from(sorted(snapshot_samples.ALL)), data=st.data())
 def test_anything_in_place_of_any_value(sample: str, data: st.DataObject, tmp_path: Path) -> None:

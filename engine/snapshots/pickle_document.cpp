@@ -1,6 +1,7 @@
 #include "engine/snapshots/pickle_document.hpp"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -34,6 +35,13 @@ std::string quoted(std::string_view text) {
         shown += c >= 0x20 && c < 0x7f ? c : '?';
     }
     return shown + (text.size() > kShown ? "...'" : "'");
+}
+
+// At most a dozen characters, however large the number.
+std::string short_text(double number) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", number);
+    return text;
 }
 
 }  // namespace
@@ -256,7 +264,7 @@ std::string Document::describe(Value value) const {
         case Kind::tuple:
             return "a tuple";
         case Kind::real:
-            return "the float " + std::to_string(real_of(value));
+            return "the float " + short_text(real_of(value));
         case Kind::constant:
             if (value == Value::absent()) return "nothing";
             return value == Value::none() ? "None"
