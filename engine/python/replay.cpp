@@ -2,7 +2,6 @@
 #include "engine/replay.hpp"
 
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -10,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "engine/python/bindings.hpp"
+#include "engine/python/columns.hpp"
 
 namespace nb = nanobind;
 
@@ -17,23 +17,7 @@ namespace tenure {
 
 namespace {
 
-template <typename T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
 using PoolPair = std::pair<std::uint64_t, std::uint64_t>;
-
-template <typename T>
-std::span<const T> span_of(const Column<T>& column) {
-    return {column.data(), column.size()};
-}
-
-// Owns the memory of a column that Python receives.
-template <typename T>
-nb::object to_array(std::vector<T>&& values) {
-    auto* kept = new std::vector<T>(std::move(values));
-    nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner));
-}
 
 // (address, size, stream, pool, small, arena, mapped runs, blocks); see replays/feeding.py.
 using SavedRun = std::tuple<Address, Bytes>;
