@@ -68,8 +68,8 @@ void integers() {
     CHECK_EQUAL(described("\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00\x01"s),
                 "an integer of more than 64 bits"s);
     CHECK_EQUAL(described("I01\n"), "True"s);
-    CHECK_EQUAL(described("G\x3f\xf8\x00\x00\x00\x00\x00\x00"s), "the float 1.500000"s);
-    CHECK_EQUAL(described("F0.25\n"), "the float 0.250000"s);
+    CHECK_EQUAL(described("G\x3f\xf8\x00\x00\x00\x00\x00\x00"s), "the float 1.5"s);
+    CHECK_EQUAL(described("F0.25\n"), "the float 0.25"s);
     CHECK_THROWS(read_value("I1x\n"), BadInput, "not a number");
     CHECK_THROWS(read_value("\x8b\x00\x00\x00\x7f"s), BadInput, "copy the file again");
 }
