@@ -3,6 +3,8 @@
 
 VENV ?= .venv
 BUILD ?= build
+# More to install, for tests that need it: make check WITH=torch==2.13.0
+WITH ?=
 FUZZ_SECONDS ?= 60
 PYTEST_ARGS ?=
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,\
@@ -108,7 +110,8 @@ $(VENV)/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "tenure needs Python 3.11 or newer; none was found" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "$$REQUIREMENTS" > $(VENV)/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		-r $(VENV)/requirements.txt $(WITH)
 	touch $@
 
 $(VENV)/installed: $(VENV)/ready $(SOURCES)
