@@ -1,12 +1,13 @@
-// Makes a CPU build of PyTorch believe that one CUDA device is there. It never computes: tensors on
-// the device are fake ones, and this only answers which device and stream are current.
-// Compiled on first use against the headers of the torch that is installed; see shim.py.
+// Makes PyTorch believe that one CUDA device is there. It never computes: tensors on the device are
+// fake ones, and this only answers which device and stream are current.
+// Compiled on first use against the headers of the torch that is installed; see shim.py, which
+// defines TENURE_CUDA_BUILD where that torch has CUDA's libraries.
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace at::accelerator {
-// The CPU build answers "none" by a compile-time switch; this definition is found first.
+// A CPU build answers "none" by a compile-time switch; this definition is found first.
 __attribute__((visibility("default"))) std::optional<c10::DeviceType> getAccelerator(
     bool /*checked*/) {
   return c10::DeviceType::CUDA;
@@ -25,9 +26,20 @@ struct CUDAHooks : public at::CUDAHooksInterface {
   c10::DeviceIndex getCurrentDevice() const override { return 0; }
   c10::DeviceIndex current_device() const override { return 0; }
 };
+
+#ifdef TENURE_CUDA_BUILD
+namespace at::detail {
+// libtorch_cuda registers hooks of its own, which ask the driver; this definition is found first.
+__attribute__((visibility("default"))) const CUDAHooksInterface& getCUDAHooks() {
+  static const CUDAHooks hooks{at::CUDAHooksArgs{}};
+  return hooks;
+}
+}  // namespace at::detail
+#else
 using at::CUDAHooksRegistry;
 using at::RegistererCUDAHooksRegistry;
 REGISTER_CUDA_HOOKS(CUDAHooks);
+#endif
 
 namespace {
 

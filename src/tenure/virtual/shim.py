@@ -16,8 +16,8 @@ from pathlib import Path
 from tenure.errors import UsageError
 
 SOURCE = Path(__file__).with_name("shim.cpp")
-# The shim depends on the layout of PyTorch's C++ classes; these minor versions were tried.
-TRIED = ((2, 13),)
+# The shim and the patches depend on PyTorch's inner classes; these minor versions were tried.
+TRIED = ((2, 13), (2, 14))
 
 
 def torch_folder() -> Path:
@@ -36,6 +36,11 @@ def installed_version() -> tuple[int, int]:
     """Major and minor version of the torch that is installed."""
     major, minor = metadata.version("torch").split(".")[:2]
     return int(major), int(minor)
+
+
+def has_cuda_libraries(torch: Path) -> bool:
+    """Whether the torch in that folder is a CUDA build; it needs no card for that."""
+    return (torch / "lib" / "libtorch_cuda.so").exists()
 
 
 def load_shim() -> ctypes.CDLL:
@@ -105,6 +110,7 @@ def _compile(torch: Path, target: Path) -> None:
                 *(command, "-std=c++20", "-O1", "-shared", "-fPIC", "-w"),
                 *("-I", str(torch / "include")),
                 *("-I", str(torch / "include/torch/csrc/api/include")),
+                *(("-DTENURE_CUDA_BUILD",) if has_cuda_libraries(torch) else ()),
                 *(str(SOURCE), "-o", str(built)),
                 *(f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu"),
             ],
