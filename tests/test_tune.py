@@ -132,7 +132,7 @@ def test_calls_to_the_driver_are_charged_by_the_table() -> None:
 def test_a_card_has_less_to_use_than_its_label_says() -> None:
     assert card_named("h200").total == 150_109_880_320
     assert card_named("RTX 4090") is card_named("4090")
-    assert card_named("24GiB").total == 24 * GIB
+    assert card_named("24GiB").total == card_named("24GiB").usable == 24 * GIB
     for card in CARDS:
         assert card.usable == card.total - CONTEXT
     assert smallest_fitting(20 * GIB) == min(

@@ -186,8 +186,9 @@ def test_out_of_memory_is_raised_in_the_script_where_the_card_would(tmp_path: Pa
         "except torch.OutOfMemoryError as error: print(len(kept), str(error).split('. ')[1])\n"
     )
     value, done = run_virtually(tmp_path, script, gpu="4GiB")
-    assert done.stdout == "3 Tried to allocate 1.00 GiB\n"
+    assert done.stdout == "4 Tried to allocate 1024.00 MiB\n"
     assert not value["verdict"]["fits"]
+    assert value["verdict"]["failed_at"] == "fills.py:4 <module>"
 
 
 @needs_torch

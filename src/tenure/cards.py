@@ -24,16 +24,18 @@ class Card:
             for error correction and the driver). From the H200 measured here; for the others from
             PyTorch's own messages in public reports, the lowest figure seen, since drivers differ
             by some ten MiB.
+        context: Bytes of it that the CUDA context and loaded kernels take.
     """
 
     name: str
     title: str
     total: int
+    context: int = CONTEXT
 
     @property
     def usable(self) -> int:
         """Bytes left for tensors once the context is there."""
-        return self.total - CONTEXT
+        return self.total - self.context
 
 
 def _card(name: str, title: str, gib: float) -> Card:
@@ -67,6 +69,8 @@ _ALIASES = {"a100": "a100-80", "v100": "v100-16", "4090": "rtx4090", "3090": "rt
 def card_named(name: str) -> Card:
     """The card of a name, or a nameless card of a size such as `24GiB`.
 
+    A size is what PyTorch may take: nothing is subtracted from it for the CUDA context.
+
     Args:
         name: `h100`, `RTX 4090`, or a size.
 
@@ -78,8 +82,7 @@ def card_named(name: str) -> Card:
     if key in _BY_NAME:
         return _BY_NAME[key]
     if key[:1].isdigit():
-        total = parse_size(name)
-        return Card(name, name, total)
+        return Card(name, name, parse_size(name), context=0)
     near = difflib.get_close_matches(key, _BY_NAME, n=1, cutoff=0.3)
     hint = f"; the nearest is {near[0]}" if near else ""
     raise UsageError(

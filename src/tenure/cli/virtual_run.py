@@ -11,18 +11,19 @@ from typing import Any
 
 import click
 
-from tenure.cli.options import check_output, emit
+from tenure.cli.options import check_output, emit, progress, progress_done
 from tenure.errors import UsageError
 from tenure.settings import parse_alloc_conf
 
 
 def run_on_virtual_gpu(script: str, arguments: list[str], options: dict[str, Any]) -> int:
-    """Runs the script and reports; does not come back where the script ran.
+    """Runs the script and reports; does not come back where the script ran in this process.
 
     Args:
         script: Its path.
         arguments: Its own.
-        options: gpu, torch_version, conf, snapshot, as_json, output, force.
+        options: gpu, torch_version, conf, snapshot, steps, find_batch, advise, as_json, output,
+            force.
 
     Raises:
         UsageError: Something asked for cannot be.
@@ -32,16 +33,19 @@ def run_on_virtual_gpu(script: str, arguments: list[str], options: dict[str, Any
     for file in (options["output"], options["snapshot"]):
         check_output(file, force=options["force"])
     parse_alloc_conf(options["conf"] or "", torch_version=options["torch_version"])
+    if options["find_batch"]:
+        return _find_batch(script, arguments, options)
     run = run_script(
         script,
         arguments,
         options["gpu"],
-        conf=options["conf"] or "",
+        conf=options["conf"],
         torch_version=options["torch_version"],
+        steps=options["steps"] or 0,
     )
     code = run.exit_code
     try:
-        _report(run, script, options)
+        _report(run, script, arguments, options)
     except UsageError as error:
         click.echo(f"tenure: {error}", err=True)
         code = error.exit_code
@@ -51,7 +55,36 @@ def run_on_virtual_gpu(script: str, arguments: list[str], options: dict[str, Any
     os._exit(code)
 
 
-def _report(run: Any, script: str, options: dict[str, Any]) -> None:
+def _trial(script: str, arguments: list[str], options: dict[str, Any]) -> Any:
+    from tenure.virtual.trials import STEPS, Trial
+
+    return Trial(
+        script,
+        tuple(arguments),
+        options["gpu"],
+        conf=options["conf"],
+        torch_version=options["torch_version"],
+        steps=STEPS if options["steps"] is None else options["steps"],
+    )
+
+
+def _find_batch(script: str, arguments: list[str], options: dict[str, Any]) -> int:
+    """Searches, and prints what was found to stdout: the script's own output goes nowhere."""
+    from tenure.cards import card_named
+    from tenure.virtual.batches import find_batch
+
+    def note(value: int, outcome: Any) -> None:
+        answer = outcome.error or ("fits" if outcome.fits else "does not fit")
+        click.echo(f"tenure: {options['find_batch']} {value}: {answer}", err=True)
+
+    trial = _trial(script, arguments, options)
+    found = find_batch(options["find_batch"], trial, card_named(options["gpu"]).usable, note)
+    text = json.dumps(found.as_dict(), indent=2) + "\n" if options["as_json"] else found.text()
+    emit(text, options["output"])
+    return 0 if found.largest is not None else 1
+
+
+def _report(run: Any, script: str, arguments: list[str], options: dict[str, Any]) -> None:
     from tenure.diagnoses import explain
     from tenure.reports import explanation_dict, explanation_text
 
@@ -63,17 +96,46 @@ def _report(run: Any, script: str, options: dict[str, Any]) -> None:
     trace = run.trace()
     verdict = run.verdict(trace)
     explanation = explain(trace)
+    advised = _advice(run, script, arguments, options)
     if options["as_json"]:
         value = explanation_dict(explanation, script)
         value["peak"].update(run.peak())
         value["virtual"] = verdict.as_dict()
+        value["virtual"]["advice"] = advised.as_dict() if advised else None
         text = json.dumps(value, indent=2) + "\n"
     else:
         text = verdict.text() + "\n" + explanation_text(explanation)
+        if advised:
+            text += "\n" + advised.text()
     if options["output"]:
         emit(text, options["output"])
     else:
         click.echo(text, err=True)  # stdout is the script's
+
+
+def _advice(run: Any, script: str, arguments: list[str], options: dict[str, Any]) -> Any:
+    """What running again with changes showed: if asked for, or for a while if it does not fit."""
+    from tenure.virtual.advising import BUDGET, advise
+
+    wanted = options["advise"]
+    if wanted is False or (wanted is None and not run.memory.failed):
+        return None
+    budget = None if wanted else BUDGET
+    if wanted is None:
+        click.echo(
+            f"tenure: it does not fit; running it again with changes, for {BUDGET:.0f} s at most "
+            "(--no-advise: not)",
+            err=True,
+        )
+    try:
+        return advise(
+            _trial(script, arguments, options),
+            run.memory.card.usable,
+            budget=budget,
+            progress=progress,
+        )
+    finally:
+        progress_done()
 
 
 def _save(snapshot: Any, target: str) -> None:

@@ -6,6 +6,9 @@ import sys
 import threading
 import time
 from array import array
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -13,13 +16,17 @@ from typing import Any
 from tenure import _engine
 from tenure.cards import Card
 from tenure.errors import OutOfMemoryError
+from tenure.lifetimes import site_of
 from tenure.settings import AllocatorSettings, engine_settings
-from tenure.units import format_bytes
+from tenure.traces import Frame
+from tenure.units import GIB, KIB, MIB, format_bytes
 from tenure.virtual.card import kernels_of
 
 # As PyTorch writes them into a snapshot (engine/trace.hpp).
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 8
 
+_SHOWN = 5  # lines that hold most, in the message of an OutOfMemoryError
+_MANUAL = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _PACKAGE = str(Path(__file__).parent.parent)
 _HIDDEN = (_PACKAGE, "<frozen runpy>", "<frozen importlib")
 _HIDDEN_ENDS = (
@@ -39,21 +46,33 @@ class Memory:
 
     Every call may come from any thread; one lock orders them.
 
+    The allocator begins at the first call that needs it, as PyTorch's does: a script may set
+    PYTORCH_CUDA_ALLOC_CONF until then.
+
+    Args:
+        card: Whose memory.
+        settings: Gives the allocator's settings when it begins.
+        unlimited: Serves every request, to find out how much is needed.
+
     Attributes:
         card: Whose memory.
-        settings: The allocator's.
-        allocator: The engine.
         measured: Whether the card's kernels were confirmed by a recording.
         failed: Text of the first request that could not be served; empty if none.
+        failed_at: The line that made it.
+        failures: How many there were.
     """
 
-    def __init__(self, card: Card, settings: AllocatorSettings) -> None:
+    def __init__(
+        self, card: Card, settings: Callable[[], AllocatorSettings], *, unlimited: bool = False
+    ) -> None:
         self.card = card
-        self.settings = settings
-        self.device = _engine.VirtualDevice(card.usable, "descending")
-        self.allocator = _engine.Allocator(engine_settings(settings), self.device)
+        self._settings = settings
+        self._capacity = -1 if unlimited else card.usable
+        self._limit = -1
         self.measured = kernels_of(card).measured
         self.failed = ""
+        self.failed_at = ""
+        self.failures = 0
         self.begun = time.time_ns() // 1000
         # One entry an event: action, address (of an OOM: free bytes of the device), bytes, stream,
         # microseconds, stack.
@@ -64,11 +83,23 @@ class Memory:
         self.times = array("q")
         self.stacks = array("q")
         self.stack_ids: dict[tuple[tuple[CodeType, int], ...], int] = {}
-        self._live: dict[int, tuple[int, int]] = {}  # address -> bytes, stream
+        self._live: dict[int, tuple[int, int, int]] = {}  # address -> bytes, stream, stack
         self._highest: dict[str, int] = {}
         self._shown: dict[CodeType, bool] = {}
         # A garbage collection inside one call may free tensors, which is another call.
         self._lock = threading.RLock()
+
+    @cached_property
+    def settings(self) -> AllocatorSettings:
+        """Those in force, from the first use of the card on."""
+        return self._settings()
+
+    @cached_property
+    def allocator(self) -> _engine.Allocator:
+        """The engine."""
+        self._limit = self.settings.limit
+        device = _engine.VirtualDevice(self._capacity, "descending")
+        return _engine.Allocator(engine_settings(self.settings), device)
 
     def allocate(self, size: int, stream: int = 0) -> int:
         """The address of a new block; 0 for no bytes.
@@ -81,15 +112,12 @@ class Memory:
         with self._lock:
             try:
                 address = int(self.allocator.allocate(size, stream))
-            except OutOfMemoryError:
-                free = self.card.usable - self._statistic("reserved_bytes.all.current")
-                self._record(OOM, free, size, stream)
-                message = self._message(size, free)
-                self.failed = self.failed or message
-                raise OutOfMemoryError(message, size, stream=stream) from None
-            self._live[address] = (size, stream)
+            except OutOfMemoryError as error:
+                raise self._failure(error, size, stream) from None
+            stack = self._stack()
+            self._live[address] = (size, stream, stack)
             self._log_segments(stream)
-            self._record(ALLOC, address, size, stream)
+            self._record(ALLOC, address, size, stream, stack)
             return address
 
     def free(self, address: int) -> None:
@@ -98,7 +126,7 @@ class Memory:
             found = self._live.pop(address, None)
             if found is None:
                 return
-            size, stream = found
+            size, stream, _ = found
             self.allocator.free(address)
             self._record(FREE_REQUESTED, address, size, stream)
             self._record(FREE_COMPLETED, address, size, stream)
@@ -126,6 +154,7 @@ class Memory:
         """Sets the most bytes that may be reserved."""
         with self._lock:
             self.allocator.set_limit(limit)
+            self._limit = limit
 
     def reset_peak(self) -> None:
         """Starts PyTorch's peaks anew; `peak` keeps those of the whole run."""
@@ -153,27 +182,67 @@ class Memory:
     def _statistic(self, name: str) -> int:
         return int(self.allocator.statistics()[name])
 
-    def _message(self, size: int, free: int) -> str:
+    def _failure(self, error: OutOfMemoryError, size: int, stream: int) -> OutOfMemoryError:
+        """The error that PyTorch would raise, and what was live, after it in the same text."""
+        self._log_segments(stream)
+        stack = self._stack()
+        free = max(self.free_bytes(), 0)
+        self._record(OOM, free, size, stream, stack)
+        message = self._message(error.segment or size, free)
+        self.failures += 1
+        if not self.failed:
+            self.failed = message
+            self.failed_at = self._labels()[stack]
+        return OutOfMemoryError(message + self._holders(), size, error.segment, stream)
+
+    def _message(self, segment: int, free: int) -> str:
+        """As PyTorch 2.11 writes it, on a machine whose driver tells who uses what."""
         in_use = self._statistic("reserved_bytes.all.current")
         allocated = self._statistic("allocated_bytes.all.current")
+        allowed = f"{_size_text(self._limit)} allowed; " if self._limit >= 0 else ""
         return (
-            f"CUDA out of memory. Tried to allocate {format_bytes(size)}. GPU 0 has a total "
-            f"capacity of {format_bytes(self.card.total)} of which {format_bytes(max(free, 0))} is "
-            f"free. Of the allocated memory {format_bytes(allocated)} is allocated by PyTorch, and "
-            f"{format_bytes(in_use - allocated)} is reserved by PyTorch but unallocated."
+            f"CUDA out of memory. Tried to allocate {_size_text(segment)}. GPU 0 has a total "
+            f"capacity of {_size_text(self.card.total)} of which {_size_text(free)} is free. "
+            f"Including non-PyTorch memory, this process has "
+            f"{_size_text(self.card.context + in_use)} memory in use. {allowed}"
+            f"Of the allocated memory {_size_text(allocated)} is allocated by PyTorch, and "
+            f"{_size_text(in_use - allocated)} is reserved by PyTorch but unallocated. If reserved "
+            "but unallocated memory is large try setting PYTORCH_CUDA_ALLOC_CONF="
+            "expandable_segments:True to avoid fragmentation.  See documentation for Memory "
+            f"Management  ({_MANUAL}#optimizing-memory-usage-with-pytorch-cuda-alloc-conf)"
         )
+
+    def _holders(self) -> str:
+        """The lines that made most of what is live."""
+        labels = self._labels()
+        sizes: Counter[str] = Counter()
+        for size, _, stack in self._live.values():
+            sizes[labels[stack]] += size
+        if not sizes:
+            return ""
+        lines = [
+            f"  {format_bytes(size):>10}  {label}" for label, size in sizes.most_common(_SHOWN)
+        ]
+        return "\nMost of the live memory was made by\n" + "\n".join(lines)
+
+    def _labels(self) -> list[str]:
+        """For each stack, the line of the script, and that of the library which it called."""
+        return [
+            site_of(tuple(Frame(c.co_filename, line, c.co_name) for c, line in places)).label
+            for places in self.stack_ids
+        ]
 
     def _log_segments(self, stream: int) -> None:
         for action, address, size in self.allocator.segment_events():
             self._record(action, address, size, stream)
 
-    def _record(self, action: int, address: int, size: int, stream: int) -> None:
+    def _record(self, action: int, address: int, size: int, stream: int, stack: int = -1) -> None:
         self.actions.append(action)
         self.addresses.append(max(address, 0))
         self.sizes.append(size)
         self.streams.append(stream)
         self.times.append(time.time_ns() // 1000)
-        self.stacks.append(self._stack() if action in {ALLOC, OOM} else -1)
+        self.stacks.append(stack)
 
     def _stack(self) -> int:
         """The number of the stack that is running now, innermost first, without our own frames."""
@@ -183,10 +252,21 @@ class Memory:
             code = frame.f_code
             shown = self._shown.get(code)
             if shown is None:
-                file = code.co_filename
-                shown = not (file.startswith(_HIDDEN) or file.endswith(_HIDDEN_ENDS))
-                self._shown[code] = shown
+                shown = self._shown[code] = is_shown(code.co_filename)
             if shown:
                 places.append((code, frame.f_lineno))
             frame = frame.f_back
         return self.stack_ids.setdefault(tuple(places), len(self.stack_ids))
+
+
+def is_shown(file: str) -> bool:
+    """Whether a frame of that file would be there on a real card."""
+    return not (file.startswith(_HIDDEN) or file.endswith(_HIDDEN_ENDS))
+
+
+def _size_text(size: int) -> str:
+    """As PyTorch writes sizes."""
+    if size <= KIB:
+        return f"{size} bytes"
+    unit, name = (KIB, "KiB") if size <= MIB else (MIB, "MiB") if size <= GIB else (GIB, "GiB")
+    return f"{size / unit:.2f} {name}"

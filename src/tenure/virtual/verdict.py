@@ -55,7 +55,9 @@ class Verdict:
     Attributes:
         card: On which it ran.
         fits: Whether no request failed there.
-        message: Of the first request that failed.
+        message: Of the first request that failed, as PyTorch words it.
+        failed_at: The line that made it.
+        failures: How many requests failed; the script may have caught some.
         confidence: "exact" where only rules confirmed to the byte were used, "modelled" with
             guesses within bars, "unknown" where operators or values are not known.
         allocated: Lowest and highest peak allocated; None where no bar holds.
@@ -69,6 +71,8 @@ class Verdict:
     card: Card
     fits: bool
     message: str
+    failed_at: str
+    failures: int
     confidence: str
     allocated: tuple[int, int] | None
     reserved: tuple[int, int] | None
@@ -85,6 +89,8 @@ class Verdict:
             "usable": self.card.usable,
             "fits": self.fits,
             "message": self.message,
+            "failed_at": self.failed_at,
+            "failures": self.failures,
             "confidence": self.confidence,
             "peak_allocated_range": list(self.allocated) if self.allocated else None,
             "peak_reserved_range": list(self.reserved) if self.reserved else None,
@@ -104,10 +110,11 @@ class Verdict:
             "modelled": "Some temporaries are guesses; the ranges hold for those tried.",
             "unknown": "Some of what it rests on is not known, so no range is given:",
         }
-        lines = [
-            f"{self.card.title}: {'fits' if self.fits else 'does NOT fit'} (virtual run).",
-            words[self.confidence],
-        ]
+        lines = [f"{self.card.title}: {'fits' if self.fits else 'does NOT fit'} (virtual run)."]
+        if not self.fits:
+            times = f"{self.failures:,} times, first" if self.failures > 1 else ""
+            lines.append(f"  out of memory {times} at {self.failed_at}".replace("  at", " at"))
+        lines.append(words[self.confidence])
         for name, span in (("allocated", self.allocated), ("reserved", self.reserved)):
             if span:
                 lines.append(
@@ -115,13 +122,18 @@ class Verdict:
                 )
         lines += [f"  unmodelled: {name} ({count:,} x)" for name, count in self.unknown.items()]
         lines += [f"  assumed: {what} ({count:,} x)" for what, count in self.assumptions.items()]
-        if self.cards:
-            lines.append("  card (usable for tensors)")
-        for fit in self.cards:
-            answer = "yes, tight" if fit.tight else "yes" if fit.fits else "no"
-            title = f"{fit.card.title} ({format_bytes(fit.card.usable)})"
-            lines.append(f"    {title:<32}{answer}")
+        lines += cards_text(self.cards)
         return "\n".join(lines) + "\n"
+
+
+def cards_text(cards: tuple[Fit, ...]) -> list[str]:
+    """The table of cards."""
+    lines = ["  card (usable for tensors)"] if cards else []
+    for fit in cards:
+        answer = "yes, tight" if fit.tight else "yes" if fit.fits else "no"
+        title = f"{fit.card.title} ({format_bytes(fit.card.usable)})"
+        lines.append(f"    {title:<32}{answer}")
+    return lines
 
 
 def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
@@ -141,13 +153,15 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
         card=run.memory.card,
         fits=not failed,
         message=failed,
+        failed_at=run.memory.failed_at,
+        failures=run.memory.failures,
         confidence=confidence,
         allocated=spans[0],
         reserved=spans[1],
         modelled=modelled,
         unknown=unknown,
         assumptions=run.assumptions,
-        cards=() if failed else _fits(trace, peak["allocated"], peak["reserved"]),
+        cards=() if failed else fits_of(trace, peak["allocated"], peak["reserved"]),
     )
 
 
@@ -165,16 +179,17 @@ def _operators(run: VirtualRun) -> tuple[dict[str, int], dict[str, int], bool]:
     return modelled, unknown, bool(_CONVOLUTIONS & set(modelled))
 
 
-def _fits(trace: Callable[[], Trace], allocated: int, reserved: int) -> tuple[Fit, ...]:
-    """Every card's answer; in between, the requests are replayed under the card's memory."""
-    answers = []
-    for card in sorted(CARDS, key=lambda card: card.usable):
-        if reserved <= card.usable:
-            answers.append(Fit(card, fits=True))
-        elif allocated > card.usable:
-            answers.append(Fit(card, fits=False))
-        else:
-            tried = replay(trace(), capacity=card.usable)
-            fits = tried.statistics["num_ooms"] == 0
-            answers.append(Fit(card, fits=fits, tight=fits))
-    return tuple(answers)
+def fits_of(trace: Callable[[], Trace], allocated: int, reserved: int) -> tuple[Fit, ...]:
+    """Every card's answer, smallest first."""
+    cards = sorted(CARDS, key=lambda card: card.usable)
+    return tuple(fit_of(card, trace, allocated, reserved) for card in cards)
+
+
+def fit_of(card: Card, trace: Callable[[], Trace], allocated: int, reserved: int) -> Fit:
+    """One card's answer; in doubt, the requests are replayed under the card's memory."""
+    if reserved <= card.usable:
+        return Fit(card, fits=True)
+    if allocated > card.usable:
+        return Fit(card, fits=False)
+    fits = replay(trace(), capacity=card.usable).statistics["num_ooms"] == 0
+    return Fit(card, fits=fits, tight=fits)
