@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.command import command
 from benchmarks.elastic import elastic
+from benchmarks.long_recording import million
 from benchmarks.native import hot_path, many_free_blocks
 from benchmarks.replaying import linear, replay
 
@@ -20,6 +21,7 @@ BENCHMARKS: dict[str, Callable[[int], None]] = {
     "hot_path": hot_path,
     "many_free_blocks": many_free_blocks,
     "elastic": elastic,
+    "million": million,
 }
 
 

@@ -53,7 +53,7 @@ EXPANDABLE = "expandable_segments:True"
 LEAST_UNUSED = 0.15  # of peak reserved, above peak live; below, caching costs what it costs
 LEAST_SHARE = 0.05  # of reserved, pinned
 LEAST_PINNED = 32 << 20  # bytes; a segment or two of 20 MiB, begun by a small tensor, is nothing
-FEW_EVENTS = 300_000  # up to which another setting is tried for what is pinned
+FEW_EVENTS = 300_000  # up to which all settings are tried, each to the last 2 MiB
 SAME = 0.95  # of the peak reserved, for as much still being reserved
 BUSY = 0.85  # of the live peak, for a moment to be as busy
 TRIED = (EXPANDABLE, "max_split_size_mb:128", "roundup_power2_divisions:4")
@@ -192,7 +192,11 @@ class Evidence:
             confs |= dict.fromkeys(f"max_split_size_mb:{size}" for size in sizes)
         trials = [*(Trial("torch", conf) for conf in confs), Trial("elastic", "")]
         tried = try_settings(
-            self.trace, trials, calls=list(self.recorded.calls), capacity=self.capacity
+            self.trace,
+            trials,
+            calls=list(self.recorded.calls),
+            capacity=self.capacity,
+            roughly=len(self.trace.events) > FEW_EVENTS,
         )
         return {c.conf if c.rules == "torch" else ELASTIC: c for c in tried}
 

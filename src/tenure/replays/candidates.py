@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tenure.replays.capacity import smallest_capacity
+from tenure.replays.capacity import STEP, smallest_capacity
 from tenure.replays.costs import torch_stall
 from tenure.replays.feeding import feed
 from tenure.settings import AllocatorSettings, parse_alloc_conf
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from tenure.replays.feeding import Call
     from tenure.traces import Trace
+
+ROUGHLY = 1_000  # parts of a peak, one of which a rough answer may be off by
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Candidate:
         conf: As for PYTORCH_CUDA_ALLOC_CONF; "" is PyTorch's default.
         peak_reserved: Most bytes reserved under the capacity asked about, or without any.
         spread: Least and most of that over the placements tried.
-        smallest_capacity: The least limit in bytes under which the whole trace runs.
+        smallest_capacity: The least limit in bytes under which the whole trace runs; where tried
+            roughly, one that is less than a thousandth of the peak above it.
         device_allocs: Calls that asked the driver for memory.
         device_frees: Calls that gave it back.
         chunk_moves: Chunks moved instead of returned; 0 under torch rules.
@@ -68,6 +71,7 @@ def try_settings(
     *,
     calls: list[Call],
     capacity: int | None = None,
+    roughly: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> tuple[Candidate, ...]:
     """Replays the trace under each setting, on all cores.
@@ -77,11 +81,12 @@ def try_settings(
         trials: Which settings.
         calls: Of `recorded_replay(trace)`.
         capacity: Limit on reserved bytes to ask about; None for none.
+        roughly: Save replays: the smallest capacity to a thousandth, and one placement only.
         progress: Called after each setting.
     """
 
     def one(trial: Trial) -> Candidate:
-        result = _try(trace, trial, calls, capacity)
+        result = _try(trace, trial, calls, capacity, roughly=roughly)
         progress()
         return result
 
@@ -96,14 +101,17 @@ def _settings(trace: Trace, trial: Trial) -> AllocatorSettings:
     return settings if trial.rules == settings.rules else replace(settings, rules=trial.rules)
 
 
-def _try(trace: Trace, trial: Trial, calls: list[Call], capacity: int | None) -> Candidate:
+def _try(
+    trace: Trace, trial: Trial, calls: list[Call], capacity: int | None, *, roughly: bool
+) -> Candidate:
     settings = _settings(trace, trial)
     free = feed(trace, settings, calls=calls, compare=False)
     peaks = [free["peaks"]["reserved"]["bytes"]]
-    if trial.rules == "torch":  # addresses decide ties there; ours are our own
+    if not roughly and trial.rules == "torch":  # addresses decide ties there; ours are our own
         other = feed(trace, settings, calls=calls, compare=False, ascending=True)
         peaks.append(other["peaks"]["reserved"]["bytes"])
-    least = smallest_capacity(trace, settings, calls=calls, enough=max(peaks))
+    within = max(peaks) // ROUGHLY if roughly else STEP
+    least = smallest_capacity(trace, settings, calls=calls, enough=max(peaks), within=within)
     asked = free
     if capacity is not None:
         asked = feed(trace, replace(settings, limit=capacity), calls=calls, compare=False)

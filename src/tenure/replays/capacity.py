@@ -23,27 +23,34 @@ def runs(trace: Trace, settings: AllocatorSettings, limit: int, calls: list[Call
 
 
 def smallest_capacity(
-    trace: Trace, settings: AllocatorSettings, *, calls: list[Call], enough: int
+    trace: Trace, settings: AllocatorSettings, *, calls: list[Call], enough: int, within: int = STEP
 ) -> int:
-    """The least limit in bytes, to 2 MiB, under which the trace runs.
+    """The least limit in bytes, a multiple of 2 MiB, under which the trace runs.
 
     Found by bisection through the allocator's own way out (garbage collection, release, retry).
     Whether a trace runs is nearly, but not strictly, monotone in the limit: the answer is a limit
-    that runs with one 2 MiB below that does not.
+    that runs with one that does not 2 MiB below, or as many more as `within` allows.
 
     Args:
         trace: What to replay.
         settings: Under which settings; their limit is ignored.
         calls: Of `recorded_replay(trace)`.
-        enough: Bytes under which it is known to run, such as its peak reserved.
+        enough: Bytes under which it is known to run: at least its peak reserved without a limit.
+        within: Bytes by which the answer may be too large: each halving costs a replay.
     """
     low, high = 0, -(-enough // STEP)  # in steps; `low` fails, `high` runs
-    while not runs(trace, settings, high * STEP, calls):
-        low, high = high, high * 2
-    while high - low > 1:
+    if _depends_on_limit(settings):
+        while not runs(trace, settings, high * STEP, calls):
+            low, high = high, high * 2
+    while high - low > max(within // STEP, 1):
         middle = (low + high) // 2
         if runs(trace, settings, middle * STEP, calls):
             high = middle
         else:
             low = middle
     return high * STEP
+
+
+def _depends_on_limit(settings: AllocatorSettings) -> bool:
+    """Whether a limit that is never met changes what is done: by garbage collection, by chunks."""
+    return settings.garbage_collection_threshold > 0 or settings.rules != "torch"

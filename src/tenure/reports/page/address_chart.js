@@ -58,20 +58,32 @@ function paintSpan(raster, record, sampling, { span, first, last }, row, palette
 
 function paintBlocks(raster, record, scene, grouping, look, palette, row) {
   const { place, size } = record;
-  const colors = grouping.groups.map((group) => palette.group(group.color));
-  const shown = grouping.groups.map((group) => group.shown);
+  const { low, high, selected, matches } = look;
+  const { of } = grouping;
+  const colors = grouping.groups.map(({ shown, color }) =>
+    shown ? palette.group(color) : palette.muted,
+  );
   for (let k = 0; k < scene.length; k += 1) {
     const i = scene.block[k];
-    if (place[i] >= look.high || place[i] + size[i] <= look.low || place[i] < 0) continue;
+    const foot = place[i];
+    const head = foot + size[i];
+    if (foot >= high || head <= low || foot < 0) continue;
+    const group = matches && !matches[i] ? palette.muted : colors[of[i]];
+    const top = row(head);
+    let bottom = row(foot);
+    let color = palette.tone(group, i);
+    if (i === selected) {
+      color = palette.selected;
+      bottom = Math.max(bottom, top + 3 * raster.ratio);
+    }
     const first = scene.first[k];
     const last = scene.gone[k];
     const end = scene.freed[k];
-    const faded = !shown[grouping.of[i]] || (look.matches && !look.matches[i]);
-    const group = faded ? palette.muted : colors[grouping.of[i]];
-    const top = row(place[i] + size[i]);
-    const least = i === look.selected ? 3 * raster.ratio : 1;
-    const bottom = Math.max(row(place[i]), top + least);
-    const color = i === look.selected ? palette.selected : palette.tone(group, i);
+    if (bottom - top < 2 && end === last) {
+      raster.line(first, last, top, color);
+      continue;
+    }
+    bottom = Math.max(bottom, top + 1);
     raster.fill(first, top, end, bottom, color);
     if (end < last) raster.hatch(end, top, last, bottom, palette.pending, group.tones[0]);
     if (bottom - top >= 5) raster.fill(first, top, last, top + 1, group.edge);

@@ -63,9 +63,11 @@ export class Sampling {
 
   #fillColumns() {
     this.columns = new Uint16Array(this.high - this.low + 1);
-    let p = this.low;
+    let from = 0;
     for (let c = 0; c < this.width; c += 1) {
-      for (; p <= this.at[c]; p += 1) this.columns[p - this.low] = c;
+      const to = this.at[c] - this.low + 1;
+      if (to > from) this.columns.fill(c, from, to);
+      from = Math.max(from, to);
     }
   }
 

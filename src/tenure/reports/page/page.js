@@ -9,6 +9,8 @@ import { Stage } from "./stage.js";
 import { View } from "./view.js";
 import { formatBytes, formatCount, formatSeconds, momentName, visible } from "./units.js";
 
+const SMOOTH = 10; // milliseconds, in which a zoom should be painted
+
 const byId = (id) => document.getElementById(id);
 
 /** The controls above the charts, and the legend. */
@@ -244,7 +246,18 @@ async function start() {
   react(parts, "look");
   stage.draw();
   document.documentElement.dataset.ready = String(Math.round(performance.now() - begin));
+  warmUp(stage);
   globalThis.tenureView = parts; // for those who look at it from the console, and for tests
+}
+
+/** Paints again while nothing else happens, until it is quick: browsers compile what runs often. */
+function warmUp(stage, times = 12) {
+  if (!times || stage.lastDraw < SMOOTH) return;
+  const idle = globalThis.requestIdleCallback ?? ((then) => setTimeout(then, 50));
+  idle(() => {
+    stage.draw(true);
+    warmUp(stage, times - 1);
+  });
 }
 
 /** What follows a change of the view. */

@@ -45,6 +45,14 @@ export class Raster {
     for (let at = top * width + c, end = bottom * width; at < end; at += width) pixels[at] = color;
   }
 
+  /** Fills columns [left, right) of one row; the columns must lie on the canvas. */
+  line(left, right, row, color) {
+    if (row < 0 || row >= this.height) return;
+    const { pixels } = this;
+    const end = row * this.width + right;
+    for (let at = row * this.width + left; at < end; at += 1) pixels[at] = color;
+  }
+
   /** Fills a slanted pattern of two colours. */
   hatch(left, top, right, bottom, color, ground) {
     const { width, pixels } = this;
