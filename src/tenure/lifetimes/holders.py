@@ -19,7 +19,7 @@ from tenure.lifetimes.chains import (
 )
 from tenure.lifetimes.cycles import Cycle, find_cycles, gradient_cycle
 from tenure.lifetimes.edges import Edge, Torch
-from tenure.lifetimes.walking import Reached, Walk, storage_of, walk
+from tenure.lifetimes.walking import Reached, Walk, device_address, storage_of, walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -43,6 +43,7 @@ class Holder:
         hook: The hook that fills its container, if one does.
         kinds: Kinds of the chain's links.
         cycle: The cycle that keeps it; None if none does.
+        address: Where its bytes are on the GPU; 0 elsewhere.
     """
 
     storage: int
@@ -56,6 +57,7 @@ class Holder:
     hook: str = ""
     kinds: tuple[str, ...] = ()
     cycle: Cycle | None = None
+    address: int = 0
 
 
 @dataclass(frozen=True)
@@ -265,6 +267,7 @@ def _holder(found: Walk, address: int, reached: Reached, fillers: dict[int, str]
         reached.visible,
         hook if heading is Heading.HOOK else "",
         tuple(kind for kind, _, _ in links),
+        address=reached.address,
     )
 
 
@@ -290,7 +293,17 @@ def _unreached(found: Walk, lost: list[Any], device: str, deadline: float) -> li
         chain = cycle.text if cycle else "no variable leads to it; held from C++ or a library"
         place = str(tensor.device)
         result.append(
-            Holder(address, size, place, heading, chain, chain, visible=size, cycle=cycle)
+            Holder(
+                address,
+                size,
+                place,
+                heading,
+                chain,
+                chain,
+                visible=size,
+                cycle=cycle,
+                address=device_address(tensor, place),
+            )
         )
     storages.clear()
     largest.clear()

@@ -35,6 +35,7 @@ class Reached:
         tensor: `id` of the tensor through which it was found first.
         bytes: Bytes of the whole storage.
         device: Such as "cuda:0".
+        address: Where its bytes are; 0 if they are not on a GPU.
         visible: Bytes that the tensors found over it can reach, at most.
         tensors: How many tensors over it were found.
     """
@@ -42,6 +43,7 @@ class Reached:
     tensor: int
     bytes: int
     device: str
+    address: int = 0
     visible: int = 0
     tensors: int = 0
 
@@ -106,7 +108,8 @@ class Walk:
         address, size = found
         reached = self.storages.get(address)
         if reached is None:
-            reached = Reached(id(tensor), size, str(tensor.device))
+            place = str(tensor.device)
+            reached = Reached(id(tensor), size, place, device_address(tensor, place))
             self.storages[address] = reached
         reached.tensors += 1
         reached.visible = min(size, reached.visible + tensor.numel() * tensor.element_size())
@@ -139,6 +142,17 @@ def storage_of(tensor: Any) -> tuple[int, int] | None:
         return storage._cdata, storage.nbytes()  # noqa: SLF001  its identity (no public name)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
+
+
+def device_address(tensor: Any, place: str) -> int:
+    """Where a tensor's storage begins on its GPU; 0 elsewhere, and where there are no bytes."""
+    if not place.startswith("cuda"):
+        return 0
+    try:
+        storage = tensor.untyped_storage()
+        return int(storage.data_ptr()) if storage.device.type == "cuda" else 0
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return 0
 
 
 def walk(torch: Torch, seconds: float, extra: Iterable[Edge], *, libraries: bool) -> Walk:

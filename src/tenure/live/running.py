@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import os
@@ -12,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tenure.errors import BadInputError
+from tenure.errors import BadInputError, TenureError
 from tenure.lifetimes.sources import is_own
 from tenure.live.watching import Record, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from tenure.diagnoses import Finding
 
 
 @dataclass(frozen=True)
@@ -29,16 +32,24 @@ class Run:
         record: What was seen of its memory; None in a process that the script forked.
         interrupted: Whether Ctrl-C ended it.
         error: The name of the exception that ended it; "" for none.
+        torch_version: Of the torch that it imported; None if it imported none.
+        races: What was found of its streams.
     """
 
     exit_code: int
     record: Record | None
     interrupted: bool = False
     error: str = ""
+    torch_version: tuple[int, int] | None = None
+    races: tuple[Finding, ...] = ()
 
 
 def run_script(
-    script: str, arguments: tuple[str, ...], report: Callable[[Run], None] = lambda _: None
+    script: str,
+    arguments: tuple[str, ...],
+    report: Callable[[Run], None] = lambda _: None,
+    *,
+    before: Callable[[], None] | None = None,
 ) -> Run:
     """Runs a script and watches its memory.
 
@@ -46,6 +57,7 @@ def run_script(
         script: Path of the script.
         arguments: Its `sys.argv[1:]`.
         report: Called after the script has ended, before the interpreter closes down.
+        before: Called when the script has imported torch.
 
     Raises:
         BadInputError: There is no such script.
@@ -60,31 +72,111 @@ def run_script(
     watch = Watch()
     main = _main_module(script, path, arguments)
     ended: BaseException | None = None
-    when_imported("torch", watch.start)
-    try:
-        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
-    except BaseException as error:  # noqa: BLE001  whatever ends a script ends it
-        ended = error
-        _without_our_frames(error)
-        failed = not isinstance(error, SystemExit)
-        watch.look("failed" if failed else "end", error=error)
-    else:
-        watch.look("end")
-    if not watch.started:
-        watch.record.missing.append("torch was not imported: nothing was watched")
-    watch.stop()
+
+    def imported() -> None:
+        if before is not None:
+            before()
+        watch.start()
+
+    when_imported("torch", imported)
+    with _reported_at_os_exit(lambda code: _end(watch, process, code, report)):
+        try:
+            exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+        except BaseException as error:  # noqa: BLE001  whatever ends a script ends it
+            ended = error
+            _without_our_frames(error)
+        # Another Ctrl-C now ends the looking, not what the script has left to say.
+        _look_at_the_end(watch, ended)
     code = _exit_code(ended)
     name = "" if ended is None or isinstance(ended, SystemExit) else type(ended).__name__
     interrupted = isinstance(ended, KeyboardInterrupt)
     ended = None
-    forked = os.getpid() != process
-    run = Run(code, None if forked else watch.record, interrupted, name)
-    sys.stdout.flush()
-    if not forked:
-        report(run)
+    run = _end(watch, process, code, report, error=name, interrupted=interrupted)
     if interrupted:
         _die_of_interrupt()
     return run
+
+
+def _look_at_the_end(watch: Watch, ended: BaseException | None) -> None:
+    """While the script's objects, and the frames of what ended it, still live."""
+    failed = ended is not None and not isinstance(ended, SystemExit)
+    try:
+        watch.look("failed" if failed else "end", error=ended)
+        watch.finish()
+    except KeyboardInterrupt:
+        watch.record.missing.append("interrupted while the end state was looked at")
+
+
+def _end(
+    watch: Watch,
+    process: int,
+    code: int,
+    report: Callable[[Run], None],
+    *,
+    error: str = "",
+    interrupted: bool = False,
+) -> Run:
+    """Stops watching, and reports once, in the process that ran the script."""
+    if not watch.started:
+        watch.record.missing.append("torch was not imported: nothing was watched")
+    watch.stop()
+    forked = os.getpid() != process
+    run = Run(
+        code,
+        None if forked else watch.record,
+        interrupted,
+        error,
+        _torch_version(),
+        tuple(watch.race_findings()) if not forked else (),
+    )
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    if not forked:
+        _told(report, run)
+    return run
+
+
+def _told(report: Callable[[Run], None], run: Run) -> None:
+    """Reports; whatever goes wrong with that costs one line, never the script's exit code."""
+    try:
+        report(run)
+    except KeyboardInterrupt:
+        sys.stderr.write("tenure: no report: interrupted while it was made\n")
+    except TenureError as error:
+        sys.stderr.write(f"tenure: {error}\n")
+    except Exception as error:
+        if os.environ.get("TENURE_DEBUG"):
+            raise
+        sys.stderr.write(
+            f"tenure: no report, by a fault of tenure itself: {type(error).__name__}: {error} "
+            "(TENURE_DEBUG=1 shows where)\n"
+        )
+
+
+@contextlib.contextmanager
+def _reported_at_os_exit(end: Callable[[int], object]) -> Iterator[None]:
+    """Reports before a script ends itself with os._exit, which runs no more Python."""
+    leave, process = os._exit, os.getpid()
+
+    def exit_now(status: int) -> None:
+        if os.getpid() == process:
+            os._exit = leave
+            end(status)
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                sys.stderr.flush()
+        leave(status)
+
+    os._exit = exit_now  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
+def _torch_version() -> tuple[int, int] | None:
+    torch = sys.modules.get("torch")
+    parts = str(getattr(torch, "__version__", "")).split(".")[:2]
+    return (int(parts[0]), int(parts[1])) if all(p.isdigit() for p in parts) and parts[1:] else None
 
 
 def when_imported(name: str, act: Callable[[], None]) -> None:
@@ -97,18 +189,26 @@ def when_imported(name: str, act: Callable[[], None]) -> None:
         return
 
     class Finder:
-        @staticmethod
-        def find_spec(wanted: str, *_: Any) -> Any:
-            if wanted != name:
+        asking = False
+
+        @classmethod
+        def find_spec(cls, wanted: str, *_: Any) -> Any:
+            if wanted != name or cls.asking:
                 return None
-            sys.meta_path.remove(Finder)
-            spec = importlib.util.find_spec(name)
+            cls.asking = True  # the finders behind this one are asked
+            try:
+                spec = importlib.util.find_spec(name)
+            finally:
+                cls.asking = False
+            # Many libraries only ask whether there is a torch: nothing is done before it runs.
             if spec is not None and spec.loader is not None:
                 loader: Any = spec.loader
                 run = loader.exec_module
 
                 def exec_module(module: types.ModuleType) -> None:
                     del loader.exec_module
+                    if Finder in sys.meta_path:
+                        sys.meta_path.remove(Finder)
                     run(module)
                     act()
 

@@ -3,6 +3,9 @@
 Each operation's new storages are counted when they appear and, through weak references, when they
 go. Holders are looked at when live bytes reach a new height, before the garbage collector runs,
 now and then, and at the end; the time this may take is bounded.
+
+On a GPU operations are watched for the first steps only: from then on PyTorch's own history and
+counters tell the bytes, at a small part of the cost.
 """
 
 from __future__ import annotations
@@ -16,10 +19,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tenure.lifetimes.holders import Holders, holders
-from tenure.lifetimes.sources import is_library, is_own
+from tenure.live.frames import FrameCode, Site, user_frames, user_lines
+from tenure.live.gpu import Gpu, GpuRecord
+from tenure.live.pacing import Pace
+from tenure.live.stepping import StepMark, Steps
 
 if TYPE_CHECKING:
-    from types import FrameType
+    from collections.abc import Callable, Iterable
+
+    from tenure.diagnoses import Finding
 
 HIGHER = 1.2  # times the last height: the next one that is looked at
 LEAST = 1 << 18  # bytes live below which nothing is looked at
@@ -27,10 +35,12 @@ FIRST_SECONDS = 3.0  # that looking may take in all ...
 SHARE = 0.05  # ... and this share of the run
 ONE_LOOK = 2.0  # seconds
 TRACED = 1 << 12  # bytes from which the lines that made a storage are noted
-DEEPEST = 12  # frames of the user's that are noted at birth
 OFTEN = 200  # operations after which it is looked again, doubling each time
-
-Site = tuple[str, int, str]  # file, line, function
+WATCHED_STEPS = 3  # steps whose operations are watched, on a GPU ...
+WATCHED_OPERATIONS = 50_000  # ... and operations of a script that makes no steps
+STEADY_SHARE = 0.01  # of the run after that, for looking
+MOST_LOOKS = 96  # kept
+NEAR = 0.97  # of the last step's height, for the third step to be looked at near its own
 
 
 @dataclass(slots=True)
@@ -70,6 +80,8 @@ class Look:
         births: Storage -> its birth, for those seen being made.
         lines: The user's running frames, inner first, and the code running in each.
         collecting: Whether the garbage collector was enabled.
+        time: Unix time at its middle.
+        steps: Optimizer steps made.
     """
 
     why: str
@@ -81,14 +93,8 @@ class Look:
     lines: tuple[Site, ...]
     running: tuple[FrameCode, ...]
     collecting: bool
-
-
-@dataclass(frozen=True)
-class FrameCode:
-    """A running frame: its code, and the line it is at."""
-
-    code: Any
-    line: int
+    time: float = 0.0
+    steps: int = 0
 
 
 @dataclass
@@ -104,6 +110,9 @@ class Record:
         collected: Bytes that the garbage collector freed, collection by collection.
         seconds: Spent looking.
         missing: What was not looked at, in sentences.
+        steps: The optimizer's steps.
+        pinned: Pinned host memory that was asked for: where, how many bytes.
+        gpu: What was seen of the GPUs.
     """
 
     looks: list[Look] = field(default_factory=list)
@@ -116,68 +125,200 @@ class Record:
     seconds: float = 0.0
     missing: list[str] = field(default_factory=list)
     device: str = "cpu"
+    steps: list[StepMark] = field(default_factory=list)
+    pinned: list[tuple[int, tuple[Site, ...]]] = field(default_factory=list)
+    gpu: GpuRecord = field(default_factory=GpuRecord)
 
 
 class Watch:
     """Counts live bytes and looks at holders; `start` and `stop` around the script."""
 
     def __init__(self) -> None:
-        self.record = Record()
+        self.gpu = Gpu(lambda: self.look("failed"))
+        self.record = Record(gpu=self.gpu.record)
         self.live: dict[int, Birth] = {}
         self.bytes = 0
         self.busy = False
+        self.steps = Steps()
+        self.pace = Pace()
+        self.started = False
+        self.races: Any = None
+        self._races_found: list[Finding] = []
         self._next = float(LEAST)
         self._often = OFTEN
         self._serial = 0
         self._backward = False
         self._before_collection = 0
         self._looked_at: tuple[object, ...] = ()
-        self._begun = time.thread_time()
+        self._begun = time.monotonic()
+        self._steady_since = (0.0, 0.0)  # moment, seconds spent looking until then
+        self._step_peak = 0
+        self._marked_by_hand = False
         self._mode: Any = None
+        self._hooks: list[Any] = []
         self._process = os.getpid()
-
-    @property
-    def started(self) -> bool:
-        """Whether anything has been watched."""
-        return self._mode is not None
 
     def start(self) -> None:
         """Begins to watch; torch must have been imported."""
-        self._mode = _mode_of(self)
-        self._mode.__enter__()
-        gc.callbacks.append(self.collection)
+        self.started = True
+        Watching.now = self
+        try:
+            mode = _mode_of(self)
+            mode.__enter__()
+            self._mode = mode
+            gc.callbacks.append(self.collection)
+            os.register_at_fork(after_in_child=self._in_child)
+            self.gpu.arm()
+            self._hooks = [_after_optimizer_steps(self.stepped)]
+            self.races = _begin_races(self.record.missing)
+        except Exception as error:  # the script must run, whatever is wrong here
+            self.record.missing.append(
+                f"not everything could be watched ({type(error).__name__}: {error})"
+            )
+            if os.environ.get("TENURE_DEBUG"):
+                raise
+
+    def finish(self) -> None:
+        """Takes the end state of the GPUs, while the script's objects still live."""
+        if self.started:
+            self.gpu.finish()
+
+    def race_findings(self) -> Iterable[Finding]:
+        """What was found of the streams; the races themselves may be over."""
+        return self._races_found
 
     def stop(self) -> None:
         """Stops watching; what was recorded stays."""
+        Watching.now = None
         if self.collection in gc.callbacks:
             gc.callbacks.remove(self.collection)
-        if self._mode is not None:
-            self._mode.__exit__(None, None, None)
-            self._mode = None
+        for hook in self._hooks:
+            if hook is not None:
+                hook.remove()
+        self._hooks = []
+        self._leave_operations()
+        self.gpu.disarm()
         self.record.end = self.bytes
+        self.record.steps = self.steps.marks
 
-    def operation(self, function: Any, out: Any, args: Any) -> None:
+    def operation(self, function: Any, out: Any, args: Any, kwargs: Any) -> None:
         """Takes note of what an operation made."""
         record = self.record
         record.operations += 1
         backward = _current_node() is not None
-        if backward and not self._backward:
-            record.passes += 1
-        self._backward = backward
-        if type(out) in {tuple, list}:
-            for one in out:
-                self.notice(one)
-        else:
-            self.notice(out)
-        if self.bytes > record.peak:
-            record.peak = self.bytes
-            record.peak_operation = record.operations
+        if backward != self._backward:
+            record.passes += backward
+            self._backward = backward
+        makes = _MAKES.get(function)
+        if makes is None:
+            makes = _MAKES[function] = _what_it_makes(function)
+        if makes:
+            if type(out) in _SEQUENCES:
+                for one in out:
+                    self.notice(one)
+            else:
+                self.notice(out)
+            if makes == _PINNED or (kwargs and kwargs.get("pin_memory")):
+                self._note_pinned(out)
+        if self.bytes > self._step_peak:
+            self._step_peak = self.bytes
+            if self.bytes > record.peak:
+                record.peak = self.bytes
+                record.peak_operation = record.operations
         if self.bytes >= self._next:
             self._next = self.bytes * HIGHER
             self.look("peak", running=(out, args))
         elif record.operations >= self._often:
             self._often *= 2
             self.look("often", running=(out, args))
+            if record.device == "cuda" and record.operations >= WATCHED_OPERATIONS:
+                self._leave_soon()
+
+    def stepped(self, *_: Any, by_hand: bool = False) -> None:
+        """A step has ended: an optimizer's, or one that the script marks itself."""
+        if self.busy or os.getpid() != self._process or _current_node() is not None:
+            return
+        self._marked_by_hand |= by_hand
+        if self._marked_by_hand and not by_hand:
+            return
+        now = time.time()
+        counted = self.gpu.mark()
+        allocated = sum(c.allocated for c in counted) or self.bytes
+        peak = max(max((c.peak_allocated for c in counted), default=0), self._step_peak)
+        before = self.steps.marks[-1].time if self.steps.marks else now
+        self.steps.mark(now, allocated, peak)
+        number = self.steps.count
+        if self._mode is None:
+            self.record.passes += 1  # at least one
+        if number == WATCHED_STEPS - 1 and self._mode is not None:
+            self._next = min(self._next, self._step_peak * NEAR)
+        self._step_peak = self.bytes
+        if self.record.device != "cuda":
+            return
+        if number >= WATCHED_STEPS:
+            self._become_steady()
+            self._pace(now - before)
+            if allocated >= self._next:
+                self._next = allocated * HIGHER
+                self.look("step")
+
+    def _become_steady(self) -> None:
+        """Leaves operations to PyTorch's history, at a place where that is allowed."""
+        if self._mode is not None and self._leave_operations():
+            self._steady_since = (time.monotonic(), self.record.seconds)
+            self._next = self.steps.marks[-1].allocated * HIGHER
+
+    def _pace(self, seconds: float) -> None:
+        """Keeps or drops the lines of the step that begins."""
+        if not self.gpu.recording or self.steps.marks[-1].number <= WATCHED_STEPS:
+            return
+        if not self.gpu.can_change_stacks():
+            return
+        before = self.pace.every
+        self.gpu.set_stacks(on=self.pace.next(seconds))
+        if self.pace.every > 1 and not before:
+            self.record.gpu.stacks = (
+                f"reading the lines of allocations costs {self.pace.cost:.0%} of a step here, so "
+                f"from step {self.steps.count} on they are read in 1 of {self.pace.every} steps"
+            )
+
+    def _leave_soon(self) -> None:
+        """Leaves operations alone at the next module that has run: not within an operation."""
+        torch: Any = sys.modules["torch"]
+        if self._mode is not None and len(self._hooks) < 2:
+            hook = torch.nn.modules.module.register_module_forward_hook(self._module_has_run)
+            self._hooks.append(hook)
+
+    def _module_has_run(self, *_: Any) -> None:
+        if _current_node() is None and self._leave_operations():
+            self._hooks.pop().remove()
+            self._steady_since = (time.monotonic(), self.record.seconds)
+
+    def _leave_operations(self) -> bool:
+        """Takes our dispatch modes off, if no other lies above them; whether it did."""
+        if self.races is not None:
+            self._races_found += _end_races(self.races, self.record.missing)
+            self.races = None
+        if self._mode is None:
+            return False
+        from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+        if _get_current_dispatch_mode() is not self._mode:
+            return False
+        self._mode.__exit__(None, None, None)
+        self._mode = None
+        return True
+
+    def _in_child(self) -> None:
+        """A process that the script forked: it is not watched."""
+        self.busy = True
+
+    def _note_pinned(self, tensor: Any) -> None:
+        try:
+            if tensor.device.type == "cpu":
+                self.record.pinned.append((tensor.untyped_storage().nbytes(), user_lines()))
+        except (AttributeError, RuntimeError):
+            return
 
     def notice(self, tensor: Any) -> None:
         """Counts a tensor's storage if it is new."""
@@ -196,7 +337,7 @@ class Watch:
         if not size or not self._counts(place):
             return
         self._serial += 1
-        lines = _lines() if size >= TRACED else ()
+        lines = user_lines() if size >= TRACED else ()
         birth = Birth(self._serial, size, place, lines, self.record.passes)
         birth.reference = weakref.ref(storage, lambda _: self.gone(address))
         self.live[address] = birth
@@ -207,6 +348,7 @@ class Watch:
         kind = place.split(":", maxsplit=1)[0]
         if kind == "cuda" and self.record.device == "cpu":
             self.record.device = "cuda"
+            self.gpu.begin()  # where nothing else told it
             self.live.clear()
             self.bytes = self.record.peak = 0
             self._next = float(LEAST)
@@ -239,16 +381,17 @@ class Watch:
         """Looks at the holders of every live byte, unless that was just done or takes too long."""
         record = self.record
         # Between two operations a collection is looked at once for every line that asks for it.
-        state = (record.operations, self.bytes, _lines() if why == "collect" else why)
+        state = (
+            *(record.operations, self.steps.count, self.bytes),
+            user_lines() if why == "collect" else why,
+        )
         if (
-            self._mode is None
+            not self.started
             or self.busy
             or state == self._looked_at
             or os.getpid() != self._process
+            or not self._may_look(why)
         ):
-            return None
-        allowed = FIRST_SECONDS + SHARE * (time.monotonic() - self._begun)
-        if why not in {"end", "failed"} and record.seconds > allowed:
             return None
         self._looked_at = state
         self.busy = True
@@ -256,6 +399,8 @@ class Watch:
         try:
             found = self._look(why, running, error)
             record.looks.append(found)
+            if len(record.looks) > MOST_LOOKS:
+                _thin_out(record.looks)
         except Exception as fault:
             record.missing.append(f"holders could not be read once ({type(fault).__name__})")
             if os.environ.get("TENURE_DEBUG"):
@@ -265,6 +410,16 @@ class Watch:
             record.seconds += time.thread_time() - begun
             self.busy = False
         return found
+
+    def _may_look(self, why: str) -> bool:
+        if why in {"end", "failed"}:
+            return True
+        since, spent = self._steady_since
+        if not since:
+            allowed = FIRST_SECONDS + SHARE * (time.monotonic() - self._begun)
+            return self.record.seconds <= allowed
+        last = self.record.looks[-1].holders.seconds if self.record.looks else 0.0
+        return self.record.seconds - spent + last <= STEADY_SHARE * (time.monotonic() - since)
 
     def _look(self, why: str, running: Any, error: BaseException | None) -> Look:
         record = self.record
@@ -281,18 +436,67 @@ class Watch:
         # Operations of other threads are not counted, but what they made is found.
         record.peak = max(record.peak, found.live)
         births = {h.storage: self.live[h.storage] for h in found.holders if h.storage in self.live}
-        frames = _user_frames()
+        frames = user_frames()
         return Look(
             why,
             record.operations,
             record.passes,
-            self.bytes,
+            self.bytes if self._mode is not None else found.live,
             found,
             births,
-            _lines(),
+            user_lines(),
             tuple(FrameCode(f.f_code, f.f_lineno) for f in frames),
             gc.isenabled(),
+            time=time.time() - found.seconds / 2,
+            steps=self.steps.count,
         )
+
+
+class Watching:
+    """The watch of this process, if one is under way: `tenure.step()` tells it of steps."""
+
+    now: Watch | None = None
+
+
+def _thin_out(looks: list[Look]) -> None:
+    """Drops every other look of the middle: the highest, the first and the last stay."""
+    highest = max(looks, key=lambda look: look.holders.live)
+    kept = [
+        one for i, one in enumerate(looks) if i % 2 == 0 or one is highest or i >= len(looks) - 8
+    ]
+    looks[:] = kept
+
+
+def _after_optimizer_steps(act: Callable[..., None]) -> Any:
+    """Calls back after each step of any optimizer; None where torch has no such hook."""
+    optimizer: Any = sys.modules.get("torch.optim.optimizer")  # the attribute is deleted
+    register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+    return None if register is None else register(act)
+
+
+def _begin_races(missing: list[str]) -> Any:
+    """Watches streams as well, where CUDA is there."""
+    torch: Any = sys.modules["torch"]
+    if not torch.version.cuda:
+        return None
+    try:
+        from tenure.live import races  # type: ignore[attr-defined, unused-ignore]
+
+        return races.start()
+    except ImportError:
+        return None
+    except Exception as error:  # noqa: BLE001  the script must run, whatever is wrong here
+        missing.append(f"streams were not watched ({error})")
+        return None
+
+
+def _end_races(races: Any, missing: list[str]) -> list[Finding]:
+    try:
+        races.stop()
+        return list(races.findings())
+    except Exception as error:  # noqa: BLE001  likewise
+        missing.append(f"watching streams ended badly ({error})")
+        return []
 
 
 def _mode_of(watch: Watch) -> Any:
@@ -320,7 +524,7 @@ def _mode_of(watch: Watch) -> Any:
                     watch.look("failed", running=(args,))
                 raise
             if not watch.busy:
-                watch.operation(func, out, args)
+                watch.operation(func, out, args, kwargs)
             return out
 
     return Mode()
@@ -337,27 +541,20 @@ def _flat(value: Any) -> list[Any]:
     return [value]
 
 
-_IS_USER: dict[Any, bool] = {}
+_PINNED = 2
+_SEQUENCES = frozenset({tuple, list})
+_MAKES: dict[Any, int] = {}  # operator -> 0: no storage of its own, 1: new ones, 2: pinned ones
+_RESIZING = ("resize", "set_", "lift", "out")
 
 
-def _is_user(code: Any) -> bool:
-    known = _IS_USER.get(code)
-    if known is None:
-        path = code.co_filename
-        known = not is_own(path) and not is_library(path)
-        _IS_USER[code] = known
-    return known
-
-
-def _user_frames() -> list[FrameType]:
-    frames: list[FrameType] = []
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  the documented way is slower
-    while frame is not None and len(frames) < DEEPEST:
-        if _is_user(frame.f_code):
-            frames.append(frame)
-        frame = frame.f_back
-    return frames
-
-
-def _lines() -> tuple[Site, ...]:
-    return tuple((f.f_code.co_filename, f.f_lineno, f.f_code.co_name) for f in _user_frames())
+def _what_it_makes(function: Any) -> int:
+    """Whether an operator can make storages, or make them larger; views and in-place ones don't."""
+    schema = getattr(function, "_schema", None)
+    if schema is None:
+        return 1
+    name = f"{schema.name}.{schema.overload_name}".rpartition("::")[2]
+    if "pin_memory" in name:
+        return _PINNED
+    if all(one.alias_info is not None for one in schema.returns):
+        return int(any(word in name for word in _RESIZING))
+    return 1

@@ -1,0 +1,407 @@
+"""The CUDA side of a watched run: PyTorch's own history, its counters, and what the driver says.
+
+Nothing here may cost the script anything but time: every call that needs CUDA is tried, and one
+that fails becomes a sentence in `GpuRecord.missing`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from tenure import _engine
+from tenure.live.driver import DeviceUse, device_use
+from tenure.live.sharing import Shared, Sharing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+RING = 300_000  # events kept; some hundred bytes each
+NEARLY_FULL = 0.8  # of the ring, for a snapshot to be taken at an out-of-memory
+PER_ALLOCATION = 2.2  # events, about: alloc, free requested, free completed, segments
+OOMS = 2  # out-of-memories of a run that are looked at
+_ABSENT: Any = object()
+
+
+@dataclass(frozen=True)
+class Counters:
+    """A device's byte counts by its allocator, now and at their highest since the last reset."""
+
+    device: int
+    requested: int
+    allocated: int
+    active: int
+    reserved: int
+    peak_requested: int
+    peak_allocated: int
+    peak_active: int
+    peak_reserved: int
+    allocations: int  # made so far
+
+
+@dataclass
+class Calls:
+    """Calls of one function that the script made: how often, and how long they took."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class GpuRecord:
+    """What was seen of the GPUs.
+
+    Attributes:
+        begun: Unix time of CUDA's first use; 0 if it was not used.
+        backend: Whose allocator serves: "native", "cudaMallocAsync", "pluggable", "tenure".
+        snapshot: A pickled PyTorch snapshot of the run; empty if there is none.
+        devices: Devices that hold or held memory: their counters at the end.
+        peaks: Device -> its highest counters over the whole run.
+        host: Pinned memory's counters at the end, PyTorch's names without ".current".
+        use: Device -> what the driver says of it at the end.
+        shared: What other processes got of this one's memory.
+        limbo: The most bytes seen that only another process held.
+        calls: Function -> the script's calls of it.
+        ooms: Unix times at which memory ran out.
+        stacks: How the lines were recorded, in words; "" if always.
+        missing: What could not be had, in sentences.
+    """
+
+    begun: float = 0.0
+    backend: str = ""
+    snapshot: bytes = b""
+    devices: dict[int, Counters] = field(default_factory=dict)
+    peaks: dict[int, Counters] = field(default_factory=dict)
+    host: dict[str, int] = field(default_factory=dict)
+    use: dict[int, DeviceUse] = field(default_factory=dict)
+    shared: tuple[Shared, ...] = ()
+    calls: dict[str, Calls] = field(default_factory=dict)
+    ooms: list[float] = field(default_factory=list)
+    stacks: str = ""
+    missing: list[str] = field(default_factory=list)
+
+
+class Gpu:
+    """Watches the GPUs of this process; `arm` before the script, `finish` after it."""
+
+    def __init__(self, ran_out: Callable[[], object] = lambda: None) -> None:
+        """Does nothing yet.
+
+        Args:
+            ran_out: Called when a request failed, in its thread, before the stack unwinds.
+        """
+        self.record = GpuRecord()
+        self.sharing = Sharing()
+        self.recording = False
+        self._ran_out = ran_out
+        self._process = os.getpid()
+        self._replaced: list[tuple[Any, str, Any]] = []
+        self._context: str | None = "all"
+        self._ours = False  # the call under way is our own
+        self._busy = False
+
+    def arm(self) -> None:
+        """Waits for CUDA's first use, without being it."""
+        torch: Any = sys.modules["torch"]
+        with _tried(self, "CUDA's first use cannot be waited for"):
+            native = torch._C  # noqa: SLF001  PyTorch's interface has no public name
+            for name, around in (
+                ("_cuda_resetPeakMemoryStats", self._around_reset),
+                ("_cuda_record_memory_history", self._around_history),
+                ("_cuda_emptyCache", self._timed("empty_cache")),
+                ("_cuda_synchronize", self._timed("synchronize")),
+                ("_cuda_ipc_collect", self._timed("ipc_collect")),
+            ):
+                self._replace(native, name, around)
+            self.sharing.arm(torch)
+            torch.cuda._lazy_call(self.begin)  # noqa: SLF001  the hook PyTorch has for this
+
+    def begin(self) -> None:
+        """CUDA has just been initialised; nothing has been allocated on it yet."""
+        if self.record.begun or os.getpid() != self._process:
+            return
+        self.record.begun = time.time()
+        torch: Any = sys.modules["torch"]
+        self.record.backend = backend_of(torch)
+        if self.record.backend == "pluggable":
+            self.record.missing.append(
+                "a pluggable allocator is installed: PyTorch has no statistics and no history of "
+                "it, so device bytes are those of the tensors that were found"
+            )
+            return
+        with _tried(self, "PyTorch's memory history could not be started"):
+            self.keep_stacks(on=True)
+            self.recording = True
+        attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)  # noqa: SLF001
+        if attach is not None:
+            with _tried(self, "out-of-memories cannot be observed"):
+                attach(self._out_of_memory)
+
+    def set_stacks(self, *, on: bool) -> None:
+        """Changes whether lines are kept of what follows, if that is another wish than before."""
+        if (self._context is not None) is not on:
+            with _tried(self, "PyTorch's history could not be changed"):
+                self.keep_stacks(on=on)
+
+    def keep_stacks(self, *, on: bool) -> None:
+        """Starts PyTorch's history, or changes whether it keeps the lines of what follows.
+
+        Raises:
+            RuntimeError: This allocator has none.
+        """
+        torch: Any = sys.modules["torch"]
+        self._context = "all" if on else None
+        self._ours = True
+        try:
+            torch.cuda.memory._record_memory_history(  # noqa: SLF001  has no public name
+                enabled="all", context=self._context, stacks="python", max_entries=RING
+            )
+        finally:
+            self._ours = False
+
+    def can_change_stacks(self) -> bool:
+        """Whether changing them leaves what was recorded; older torch begins anew each time."""
+        torch: Any = sys.modules["torch"]
+        function = getattr(torch.cuda.memory, "_record_memory_history_impl", None)
+        return (
+            self.recording
+            and self.record.backend == "native"
+            and function is not None
+            and "clear_history" in inspect.signature(function).parameters
+        )
+
+    def mark(self) -> list[Counters]:
+        """The counters of every device in use, which also enter the peaks."""
+        if not self.record.begun or self.record.backend == "pluggable":
+            return []
+        found = []
+        try:
+            torch: Any = sys.modules["torch"]
+            for device in self._devices(torch):
+                counters = counters_of(torch, device)
+                if counters.peak_reserved or counters.reserved:
+                    found.append(counters)
+                    self._note_peak(counters)
+        except Exception as error:  # noqa: BLE001  whatever a driver or a version may raise
+            self.say("the allocator's counters cannot be read", error)
+            self.record.backend = "pluggable" if "luggable" in str(error) else self.record.backend
+        return found
+
+    def finish(self) -> None:
+        """Takes the end state; the script has ended, its objects still live."""
+        if not self.record.begun or os.getpid() != self._process:
+            return
+        torch: Any = sys.modules["torch"]
+        for counters in self.mark():
+            self.record.devices[counters.device] = counters
+        self.sharing.look(self._live_addresses)
+        self.record.shared = self.sharing.held()
+        with _tried(self, "pinned memory's counters cannot be read"):
+            self.record.host = host_counters(torch)
+        for device in self.record.devices or ([0] if self.record.backend == "pluggable" else []):
+            with _tried(self, f"what the driver says of GPU {device} cannot be read"):
+                self.record.use[device] = device_use(torch, device, self._reserved(device))
+        if self.recording:
+            self._take_snapshot()
+
+    def disarm(self) -> None:
+        """Gives PyTorch's functions back."""
+        while self._replaced:
+            module, name, before = self._replaced.pop()
+            setattr(module, name, before)
+        self.sharing.disarm()
+
+    # --- what PyTorch calls -------------------------------------------------------------------
+
+    def _out_of_memory(self, device: int, *_: int) -> None:
+        """Before the stack unwinds, with no lock of the allocator held."""
+        if self._busy or os.getpid() != self._process:
+            return
+        self._busy = True
+        try:
+            self.record.ooms.append(time.time())
+            marked = self.mark()
+            if len(self.record.ooms) <= OOMS:
+                self._ran_out()
+                made = max((c.allocations for c in marked), default=0)
+                if made * PER_ALLOCATION > RING * NEARLY_FULL:
+                    self._take_snapshot()  # by the end the ring would have lost this moment
+        except Exception as error:  # noqa: BLE001  an error here would replace the script's own
+            self.say(f"the out-of-memory on GPU {device} could not be looked at", error)
+        finally:
+            self._busy = False
+
+    def _around_reset(self, before: Any) -> Any:
+        @wraps(before)
+        def reset(*args: Any, **kwargs: Any) -> Any:
+            self.mark()  # peaks so far, which the reset forgets
+            return before(*args, **kwargs)
+
+        return reset
+
+    def _around_history(self, before: Any) -> Any:
+        """The script's own use of the history: it gets what it asks for, and we keep ours."""
+
+        @wraps(before)
+        def record(enabled: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._ours or not self.recording or os.getpid() != self._process:
+                return before(enabled, *args, **kwargs)
+            if enabled is None:  # would throw away what was recorded; the script is done with it
+                return None
+            rest = list(args)
+            if rest and rest[0] is None:
+                rest[0] = "all"  # lines as well
+            if len(rest) > 2 and isinstance(rest[2], int):
+                rest[2] = max(rest[2], RING)
+            if len(rest) > 3 and rest[3] is True:
+                self.record.missing.append("the script cleared PyTorch's history on the way")
+            return before(enabled, *rest, **kwargs)
+
+        return record
+
+    def _timed(self, name: str) -> Callable[[Any], Any]:
+        def around(before: Any) -> Any:
+            @wraps(before)
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                begun = time.perf_counter()
+                result = before(*args, **kwargs)
+                calls = self.record.calls.setdefault(name, Calls())
+                calls.count += 1
+                calls.seconds += time.perf_counter() - begun
+                if name != "synchronize" and os.getpid() == self._process:
+                    self.sharing.look(self._live_addresses)
+                return result
+
+            return timed
+
+        return around
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def _replace(self, module: Any, name: str, around: Callable[[Any], Any]) -> None:
+        before = getattr(module, name, _ABSENT)
+        if before is not _ABSENT:
+            self._replaced.append((module, name, before))
+            setattr(module, name, around(before))
+
+    def _devices(self, torch: Any) -> list[int]:
+        return list(range(min(torch.cuda.device_count(), 64)))
+
+    def _note_peak(self, now: Counters) -> None:
+        known = self.record.peaks.get(now.device, now)
+        self.record.peaks[now.device] = Counters(
+            now.device,
+            now.requested,
+            now.allocated,
+            now.active,
+            now.reserved,
+            max(known.peak_requested, now.peak_requested),
+            max(known.peak_allocated, now.peak_allocated),
+            max(known.peak_active, now.peak_active),
+            max(known.peak_reserved, now.peak_reserved),
+            now.allocations,
+        )
+
+    def _reserved(self, device: int) -> int:
+        counters = self.record.devices.get(device)
+        return counters.reserved if counters else 0
+
+    def _take_snapshot(self) -> None:
+        torch: Any = sys.modules["torch"]
+        with _tried(self, "PyTorch's memory snapshot could not be taken"):
+            snapshot = torch.cuda.memory._snapshot()  # noqa: SLF001  has no public name
+            self.record.snapshot = pickle.dumps(snapshot, protocol=4)
+
+    def _live_addresses(self) -> dict[int, int]:
+        """Address of each live block -> its bytes; costs as much as there are blocks."""
+        torch: Any = sys.modules["torch"]
+        return {
+            block["address"]: block["requested_size"]
+            for segment in segments_of(torch)
+            for block in segment["blocks"]
+            if block["state"] == "active_allocated" and "address" in block
+        }
+
+    def say(self, what: str, error: BaseException) -> None:
+        """Notes once what went wrong, and why."""
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        text = f"{what} ({reason[:160]})"
+        if text not in self.record.missing:
+            self.record.missing.append(text)
+
+
+@contextmanager
+def _tried(gpu: Gpu, what: str) -> Iterator[None]:
+    """Turns an error into a sentence of the record."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  whatever a driver or a version may raise
+        gpu.say(what, error)
+
+
+def backend_of(torch: Any) -> str:
+    """Whose allocator serves CUDA in this process."""
+    if _engine.Live.is_installed():
+        return "tenure"
+    try:
+        return str(torch._C._cuda_getAllocatorBackend())  # noqa: SLF001  no public name
+    except (AttributeError, RuntimeError):
+        return "native"
+
+
+def counters_of(torch: Any, device: int) -> Counters:
+    """A device's counters.
+
+    Raises:
+        RuntimeError: The allocator keeps none.
+    """
+    read = getattr(torch._C, "_cuda_memoryStats", None)  # noqa: SLF001  10 times faster
+    if read is None:  # a virtual GPU answers one floor higher
+        flat = torch.cuda.memory.memory_stats(device)
+
+        def value(name: str, which: str) -> int:
+            return int(flat.get(f"{name}.all.{which}", 0))
+    else:
+        nested = read(device)
+
+        def value(name: str, which: str) -> int:
+            return int(nested.get(name, {}).get("all", {}).get(which, 0))
+
+    return Counters(
+        device,
+        value("requested_bytes", "current"),
+        value("allocated_bytes", "current"),
+        value("active_bytes", "current"),
+        value("reserved_bytes", "current"),
+        value("requested_bytes", "peak"),
+        value("allocated_bytes", "peak"),
+        value("active_bytes", "peak"),
+        value("reserved_bytes", "peak"),
+        value("allocation", "allocated"),
+    )
+
+
+def host_counters(torch: Any) -> dict[str, int]:
+    """Pinned host memory by PyTorch's allocator: name -> bytes or blocks now."""
+    read = getattr(torch.cuda.memory, "host_memory_stats", None)
+    if read is None:
+        return {}
+    ending = ".current"
+    return {
+        key.removesuffix(ending): int(value)
+        for key, value in read().items()
+        if key.endswith(ending)
+    }
+
+
+def segments_of(torch: Any) -> list[dict[str, Any]]:
+    """Segments and their blocks, without the events."""
+    found: list[dict[str, Any]] = torch.cuda.memory.memory_snapshot()
+    return found
