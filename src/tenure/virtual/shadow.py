@@ -18,10 +18,25 @@ _STORAGE_OPERATORS = frozenset(
     for packet in (_aten.set_, _aten.resize_, _aten.resize_as_)
     for overload in packet.overloads()
 )
-_MOST_INTEGERS = 65_536  # elements of a tensor whose values are kept
+_PRODUCTS = frozenset(
+    (
+        *(_aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.baddbmm.default),
+        *(_aten.convolution.default, _aten._fft_c2c.default, _aten._fft_r2c.default),
+    )
+)
+_OVERWRITES = frozenset(
+    (_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.copy_.default)
+)
+_MOST_INTEGERS = 20_000_000  # elements of a tensor whose values are kept
 _MOST_FLOATS = 4_096
+_MOST_DERIVED = 4_000_000  # floats that follow from known values, and not by a product
+_PLAIN_INDEX = 7  # an index that means nothing special: a token that ends no text
+_LONGEST_WAIT = 1_000  # equal answers to one question before the other one is given
+_FINITE = "numbers are finite"
 _PACKAGE = str(Path(__file__).parent)
 _VALUE = "_tenure_value"
+_STALE = "_tenure_stale"
+_GUESS = "_tenure_guess"  # of a value that rests on an assumption: which
 
 
 class Shadows:
@@ -41,6 +56,15 @@ class Shadows:
             _aten.equal.default: self._equal,
             _aten.nonzero.default: self._nonzero,
             _aten.index.Tensor: self._index,
+            _aten.index_put.default: self._index_put,
+            _aten.index_put_.default: self._index_put,
+            _aten._index_put_impl_.default: self._index_put,
+            _aten.masked_select.default: self._masked_select,
+            _aten._unique2.default: self._unique,
+            _aten.unique_consecutive.default: self._unique,
+            _aten.unique_dim.default: self._unique_dim,
+            _aten.bincount.default: self._bincount,
+            _aten.repeat_interleave.Tensor: self._repeats,
         }
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -49,41 +73,31 @@ class Shadows:
             return
         outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
         inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
-        small = all(_is_small(t) for t in outputs)
         written = _written(func, args) if func._schema.is_mutable else []
-        if func in _STORAGE_OPERATORS:  # a value would come to lie in a storage without data
-            for tensor in written:
-                _forget(tensor)
-            return
-        if not small or not all(_is_known(t) for t in inputs):
-            if written and func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
-                self._assume("gradients are finite")
-                return
-            for tensor in written:
-                _forget(tensor)
-            return
-        try:
-            with torch._C._DisableTorchDispatch(), torch.no_grad():
-                values = func(*_real(args), **_real(kwargs))
-        except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
-            for tensor in written:
-                _forget(tensor)
-            return
-        known = [t for t in tree_flatten(values)[0] if isinstance(t, torch.Tensor)]
-        if len(known) == len(outputs):
-            for tensor, value in zip(outputs, known, strict=True):
-                if tensor.shape == value.shape:
-                    setattr(tensor, _VALUE, value)
+        # Of storage operators: a value would come to lie in a storage without data.
+        if func in _STORAGE_OPERATORS or not _is_worth_computing(func, inputs, outputs):
+            _forget(written)
+        elif all(_is_known(t) for t in inputs):
+            if not _compute(func, args, kwargs, inputs, outputs):
+                _forget(written)
+        elif func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
+            self._assume("gradients are finite")
+        elif func in _OVERWRITES and all(_is_known(t) for t in inputs[1:]):
+            _forget(written)
+            _overwrite(func, args)
+        else:
+            _forget(written)
+            _guess(func, args, outputs)
 
     def _scalar(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        value = value_of(tensor)
+        value = self._read(tensor)
         if value is not None:
             with torch._C._DisableTorchDispatch():
                 return value.item()
         if tensor.dtype is torch.bool:
-            self._assume("an unknown truth value is False")
-            return False
+            times = self._assume("an unknown truth value is False")
+            return times % _LONGEST_WAIT == 0  # a loop may wait for it
         if tensor.dtype.is_floating_point:
             self._assume("an unknown number is 1.0")
             return 1.0
@@ -91,7 +105,7 @@ class Shadows:
         return 0
 
     def _equal(self, func: Any, args: Any, kwargs: Any) -> Any:
-        first, second = value_of(args[0]), value_of(args[1])
+        first, second = self._read(args[0]), self._read(args[1])
         if first is None or second is None:
             self._assume("two tensors of unknown values are not equal")
             return False
@@ -100,31 +114,129 @@ class Shadows:
 
     def _nonzero(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        value = value_of(tensor)
+        value = self._read(tensor)
         if value is None:
             self._assume("half of the elements of an unknown mask are set")
-            shape = ((tensor.numel() + 1) // 2, tensor.dim())
-            return torch.empty(shape, dtype=torch.long, device=tensor.device)
+            return _places(tensor, (tensor.numel() + 1) // 2)
         with torch._C._DisableTorchDispatch():
             found = torch.nonzero(value)
-        fake = torch.empty(tuple(found.shape), dtype=torch.long, device=tensor.device)
+        fake = _places(tensor, found.shape[0])
         setattr(fake, _VALUE, found)
         return fake
 
-    def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Selection by masks: as CUDA does it, the places first, then by number."""
-        source, indices = args[0], args[1]
-        if not any(i is not None and i.dtype is torch.bool for i in indices):
-            return NotImplemented
+    def _numbered(self, indices: Any) -> list[Any] | None:
+        """Indices with each mask replaced by the places it selects; None if there is no mask."""
+        if not any(i is not None and i.dtype in {torch.bool, torch.uint8} for i in indices):
+            return None
         numbers: list[Any] = []
         for index in indices:
-            if index is not None and index.dtype is torch.bool:
-                numbers += self._nonzero(func, (index,), {}).unbind(1)
+            if index is not None and index.dtype in {torch.bool, torch.uint8}:
+                numbers += self._nonzero(None, (index,), {}).unbind(1)
             else:
                 numbers.append(index)
-        return func(source, numbers)
+        return numbers
 
-    def _assume(self, what: str) -> None:
+    def _index(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Selection by masks: as CUDA does it, the places first, then by number."""
+        numbers = self._numbered(args[1])
+        return NotImplemented if numbers is None else func(args[0], numbers)
+
+    def _index_put(self, func: Any, args: Any, kwargs: Any) -> Any:
+        numbers = self._numbered(args[1])
+        if numbers is None:
+            return NotImplemented
+        return func(args[0], numbers, *args[2:], **kwargs)
+
+    def _masked_select(self, func: Any, args: Any, kwargs: Any) -> Any:
+        source, mask = torch.broadcast_tensors(args[0], args[1])
+        places = self._nonzero(None, (mask,), {}).unbind(1)
+        return _aten.index.Tensor(source, list(places))
+
+    def _unique(self, func: Any, args: Any, kwargs: Any) -> Any:
+        known = self._known_result(func, args, kwargs)
+        if known is not None:
+            return known
+        self._assume("an unknown tensor's elements all differ")
+        source = args[0]
+        first = 2 if func is _aten._unique2.default else 1  # the flag for inverse indices
+        inverse, counted = (
+            bool(args[first + n])
+            if len(args) > first + n
+            else bool(kwargs.get(("return_inverse", "return_counts")[n]))
+            for n in (0, 1)
+        )
+        numbers = source.shape if inverse else (0,)
+        counts = source.numel() if counted else 0
+        return (
+            torch.empty(source.numel(), dtype=source.dtype, device=source.device),
+            torch.empty(numbers, dtype=torch.long, device=source.device),
+            torch.empty(counts, dtype=torch.long, device=source.device),
+        )
+
+    def _unique_dim(self, func: Any, args: Any, kwargs: Any) -> Any:
+        known = self._known_result(func, args, kwargs)
+        if known is not None:
+            return known
+        self._assume("an unknown tensor's slices all differ")
+        source, count = args[0], args[0].shape[args[1]]
+        numbers, counts = (
+            torch.empty(count, dtype=torch.long, device=source.device) for _ in range(2)
+        )
+        return torch.empty_like(source), numbers, counts
+
+    def _bincount(self, func: Any, args: Any, kwargs: Any) -> Any:
+        known = self._known_result(func, args, kwargs)
+        if known is not None:
+            return known
+        self._assume("unknown numbers to be counted are below the least length asked for")
+        least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+        weights = args[1] if len(args) > 1 else kwargs.get("weights")
+        kind = torch.long if weights is None else weights.dtype
+        return torch.empty(max(least, _PLAIN_INDEX + 1), dtype=kind, device=args[0].device)
+
+    def _repeats(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("output_size") is not None:
+            return NotImplemented
+        known = self._known_result(func, args, kwargs)
+        if known is not None:
+            return known
+        self._assume("unknown numbers of repeats are 1 each")
+        return torch.empty(args[0].shape, dtype=torch.long, device=args[0].device)
+
+    def _known_result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Fake tensors of the sizes that the values give, with these; None if one is not known."""
+        inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+        if not all(_is_known(t) for t in inputs):
+            return None
+        for tensor in inputs:
+            self._read(tensor)
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            values = func(*_real(args), **_real(kwargs))
+
+        def dressed(value: Any) -> Any:
+            fake = torch.empty(tuple(value.shape), dtype=value.dtype, device=inputs[0].device)
+            setattr(fake, _VALUE, value)
+            return fake
+
+        return dressed(values) if isinstance(values, torch.Tensor) else tuple(map(dressed, values))
+
+    def size_of(self, operator: str, args: Any, most: int | None) -> int:
+        """A size that only values would give, of an operator that is not PyTorch's own."""
+        sizes = [t.shape[0] for t in args if isinstance(t, torch.Tensor) and t.dim()]
+        size = (sizes[0] + 1) // 2 if sizes else most or 1
+        self._assume(f"{operator} returns {size} elements")
+        return size if most is None else min(size, most)
+
+    def _read(self, tensor: Any) -> Any:
+        """The values on which the script now depends; None if they are not known."""
+        value = value_of(tensor)
+        guess = getattr(value, _GUESS, "")
+        if guess:
+            self._assume(guess)
+        return value
+
+    def _assume(self, what: str) -> int:
+        """Notes an assumption; how often it was made at this line."""
         frame: Any = sys._getframe(1)
         place = "?"
         while frame is not None:
@@ -134,27 +246,126 @@ class Shadows:
                 break
             frame = frame.f_back
         self.assumptions[f"{what}, at {place}"] += 1
+        return self.assumptions[f"{what}, at {place}"]
 
 
 def value_of(tensor: Any) -> Any:
     """The real values of a tensor, on the CPU; None if they are not known."""
     if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
         return tensor
-    return getattr(tensor, _VALUE, None)
+    value = getattr(tensor, _VALUE, None)
+    if value is None or hasattr(value.untyped_storage(), _STALE):
+        return None
+    return value
 
 
-def _is_small(tensor: Any) -> bool:
-    most = _MOST_FLOATS if tensor.dtype.is_floating_point else _MOST_INTEGERS
-    return bool(tensor.numel() <= most)
+def _places(tensor: Any, count: int) -> Any:
+    """Room for places of elements, strided as CUDA's nonzero strides them."""
+    shape = (tensor.dim(), count)
+    return torch.empty(shape, dtype=torch.long, device=tensor.device).t()
+
+
+def _is_worth_computing(func: Any, inputs: list[Any], outputs: list[Any]) -> bool:
+    """Whether values of these sizes are kept: weights and activations never are."""
+    made_up = not inputs or torch.Tag.nondeterministic_seeded in func.tags
+    floats = _MOST_FLOATS if made_up or func in _PRODUCTS else _MOST_DERIVED
+    return all(
+        t.numel() <= (floats if t.dtype.is_floating_point else _MOST_INTEGERS) for t in outputs
+    )
+
+
+def _compute(func: Any, args: Any, kwargs: Any, inputs: list[Any], outputs: list[Any]) -> bool:
+    """Runs the operator on values and keeps them beside the outputs; whether that worked."""
+    try:
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            values = func(*_real(args), **_real(kwargs))
+    except (RuntimeError, NotImplementedError, IndexError, TypeError, ValueError):
+        return False
+    known = [t for t in tree_flatten(values)[0] if isinstance(t, torch.Tensor)]
+    if len(known) == len(outputs):
+        guess = next((g for t in inputs if (g := getattr(value_of(t), _GUESS, ""))), "")
+        for tensor, value in zip(outputs, known, strict=True):
+            if tensor.shape == value.shape:
+                setattr(tensor, _VALUE, value)
+                if guess:
+                    setattr(value, _GUESS, guess)
+    return True
+
+
+def _overwrite(func: Any, args: Any) -> None:
+    """Gives a tensor whose values were not known those that it is filled with."""
+    tensor = args[0]
+    if not _is_worth_computing(func, [], [tensor]):
+        return
+    with torch._C._DisableTorchDispatch():
+        value = torch.zeros(tensor.shape, dtype=tensor.dtype)
+    setattr(tensor, _VALUE, value)
+    _compute(func, args, {}, [], [tensor])
+
+
+def _guess(func: Any, args: Any, outputs: list[Any]) -> None:
+    """What can be said of a result without knowing what it was made of.
+
+    A number equals itself and is finite, which is how PyTorch asks for NaN and infinity. An index
+    that was chosen is one like any other.
+    """
+    if func in {_aten.eq.Tensor, _aten.ne.Tensor} and args[0] is args[1]:
+        _fill(outputs[0], func is _aten.eq.Tensor, _FINITE)
+    elif func in {_aten.eq.Scalar, _aten.ne.Scalar} and args[1] in {float("inf"), -float("inf")}:
+        _fill(outputs[0], func is _aten.ne.Scalar, _FINITE)
+    elif func in {_aten.isnan.default, _aten.isinf.default}:
+        _fill(outputs[0], False, _FINITE)
+    elif func in {_aten.argmax.default, _aten.argmin.default}:
+        dim = args[1] if len(args) > 1 else None
+        size = args[0].numel() if dim is None else args[0].shape[dim]
+        _choose(outputs[0], size)
+    elif func is _aten.multinomial.default:
+        _choose(outputs[0], args[0].shape[-1])
+    elif func is _aten.topk.default:
+        dim = args[2] if len(args) > 2 else -1
+        _count_up(outputs[1], dim, args[0].shape[dim])
+
+
+def _fill(tensor: Any, value: Any, guess: str) -> None:
+    if tensor.numel() <= _MOST_INTEGERS:
+        with torch._C._DisableTorchDispatch():
+            made = torch.full(tensor.shape, value, dtype=tensor.dtype)
+        setattr(made, _GUESS, guess)
+        setattr(tensor, _VALUE, made)
+
+
+def _choose(tensor: Any, size: int) -> None:
+    """One index for all, of that many."""
+    index = min(_PLAIN_INDEX, size - 1)
+    _fill(tensor, index, f"index {index} is chosen")
+
+
+def _count_up(tensor: Any, dim: int, size: int) -> None:
+    """Indices that differ along a dimension, as the best k do."""
+    if tensor.numel() > _MOST_INTEGERS or not tensor.dim():
+        return
+    count = tensor.shape[dim]
+    first = max(min(_PLAIN_INDEX, size - count), 0)
+    with torch._C._DisableTorchDispatch():
+        shape = [1] * tensor.dim()
+        shape[dim] = count
+        row = torch.arange(first, first + count).view(shape)
+        made = row.expand(tensor.shape).contiguous()
+    setattr(made, _GUESS, f"the best are indices {first} to {first + count - 1}")
+    setattr(tensor, _VALUE, made)
 
 
 def _is_known(tensor: Any) -> bool:
     return value_of(tensor) is not None
 
 
-def _forget(tensor: Any) -> None:
-    if hasattr(tensor, _VALUE):
-        delattr(tensor, _VALUE)
+def _forget(tensors: list[Any]) -> None:
+    """Drops the values of tensors that get unknown ones, and of every view of them."""
+    for tensor in tensors:
+        value = getattr(tensor, _VALUE, None)
+        if value is not None:
+            setattr(value.untyped_storage(), _STALE, True)
+            delattr(tensor, _VALUE)
 
 
 def _written(func: Any, args: Any) -> list[Any]:

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch._library import fake_impl
 from torch._subclasses import fake_tensor
 
 from tenure.virtual import face, selection
@@ -100,6 +102,12 @@ class Stage:
         put(torch._subclasses, "FakeTensor", _seen_only_by_torch(fake))
         put(torch.Tensor, "__deepcopy__", _deep_copier(torch.Tensor.__deepcopy__))
         put(torch, "save", _save)
+        put(fake_impl.FakeImplCtx, "new_dynamic_size", self._assumed_size)
+
+    def _assumed_size(self, *, min: int = 0, max: int | None = None) -> int:  # noqa: A002
+        """A size that an operator of another library leaves to its values."""
+        operator, args = self.tracker.running
+        return builtins.max(min, self.shadows.size_of(str(operator), args, max))
 
 
 def _seen_only_by_torch(fake: Any) -> Any:

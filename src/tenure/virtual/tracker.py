@@ -42,12 +42,13 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         self.after: list[Callable[..., None]] = []
         self._known: dict[int, tuple[Any, int]] = {}  # storage -> its weak reference, address
         self._workspaces: set[tuple[int, str]] = set()
-        self.skip = threading.local()
+        self.running: tuple[Any, tuple[Any, ...]] = (None, ())  # the operator and its arguments
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.running = func, args
         override = self.overrides.get(func)
         result = override(func, args, kwargs) if override else NotImplemented
         if result is NotImplemented:
