@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tenure.replays.feeding import Call, feed
+from tenure.traces import Action
 
 if TYPE_CHECKING:
     from tenure.settings import AllocatorSettings
@@ -39,7 +40,7 @@ def smallest_capacity(
         within: Bytes by which the answer may be too large: each halving costs a replay.
     """
     low, high = 0, -(-enough // STEP)  # in steps; `low` fails, `high` runs
-    if _depends_on_limit(settings):
+    if not _is_enough(trace, settings):
         while not runs(trace, settings, high * STEP, calls):
             low, high = high, high * 2
     while high - low > max(within // STEP, 1):
@@ -51,6 +52,11 @@ def smallest_capacity(
     return high * STEP
 
 
-def _depends_on_limit(settings: AllocatorSettings) -> bool:
-    """Whether a limit that is never met changes what is done: by garbage collection, by chunks."""
-    return settings.garbage_collection_threshold > 0 or settings.rules != "torch"
+def _is_enough(trace: Trace, settings: AllocatorSettings) -> bool:
+    """Whether a limit at the peak reserved without one changes nothing.
+
+    It does where garbage or chunks depend on it, and for requests that failed in the recording:
+    these are tried, but not in the peak.
+    """
+    unlimited = not settings.garbage_collection_threshold and settings.rules == "torch"
+    return unlimited and not (trace.events.action == Action.OOM).any()
