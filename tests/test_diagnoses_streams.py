@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from scene import AUTOGRAD, Scene, layer, line
@@ -12,8 +14,16 @@ from tenure.streams import stream_usage
 from tenure.traces import Action
 from tenure.units import MIB
 
+if TYPE_CHECKING:
+    from tenure.streams import StreamUsage
+    from tenure.traces import Trace
+
 SIDE = 0x51
 POOL = (0, 7)
+
+
+def usage_of(trace: Trace) -> tuple[StreamUsage, ...]:
+    return stream_usage(trace, block_sizes(trace))
 
 
 def recorded(rounds: int, *, ahead: int, wait_us: int = 10) -> Scene:
@@ -38,7 +48,7 @@ def test_frees_that_wait_for_another_stream_are_pending() -> None:
     text = "\n".join(finding.evidence)
     assert "up to 8 of them at a time" in text
     assert "of train.py:5 main" in text
-    (usage,) = [u for u in stream_usage(scene.recording()) if u.stream == 0]
+    (usage,) = [u for u in usage_of(scene.recording()) if u.stream == 0]
     assert (usage.pending_blocks, usage.waited) == (8, 16)
 
 
@@ -49,7 +59,7 @@ def test_a_thread_interrupted_within_a_free_shows_no_wait() -> None:
         scene.drop(scene.make(64, line(5)), where=line(7))
         scene._times[-1] += 5_000
         scene.clock += 5_000
-    assert [u.waited for u in stream_usage(scene.recording())] == [0]
+    assert [u.waited for u in usage_of(scene.recording())] == [0]
     assert not any(f.code.startswith("stream") for f in scene.explain().findings)
 
 
@@ -59,7 +69,7 @@ def test_a_recording_that_begins_within_a_free_shows_no_wait() -> None:
     for _ in range(8):
         scene.drop(scene.make(32, line(5)), where=line(7))
     first = next(i for i, row in enumerate(scene.rows) if row.action == Action.FREE_COMPLETED)
-    usages = stream_usage(scene.recording(first))
+    usages = usage_of(scene.recording(first))
     assert [u.pending_peak for u in usages] == [0]
     assert not any(f.code == "stream.pending" for f in explain(scene.recording(first)).findings)
 

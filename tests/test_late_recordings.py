@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shared_data import ABSENT, GOLDEN, name_of, traces
+from tenure.diagnoses import explain
 from tenure.replays import recorded_replay, replay
 from tenure.snapshots import Snapshot, read_snapshot, to_trace
 from tenure.traces import Action
@@ -174,6 +175,36 @@ def test_every_recording_replays_exactly_from_anywhere(path: Path) -> None:
 def test_the_peaks_of_nearly_all_late_recordings_are_those_of_the_whole_run() -> None:
     equal = [require_exact(path, lost, limit=None) for path in SHARED for lost in parts_of(path)]
     assert sum(equal) >= 0.98 * len(equal)
+
+
+def require_labels(path: Path, lost: int) -> None:
+    """The peaks that explain labels are the most from the cut on, less what it says it lacks."""
+    _, counts = whole(path)
+    explanation = explain(to_trace(without_first(snapshot_of(path), lost), torch_version=TORCH))
+    slack = sum(block.slack for s in explanation.trace.start for block in s.blocks)
+    ours, real = explanation.replay.peak.as_dict(), peaks_from(counts, lost)
+    for label in LABELS:
+        open_bytes = slack if label in {"allocated", "active"} else 0
+        assert 0 <= real[label] - ours[label] <= open_bytes, (name_of(path), lost, label)
+    assert bool(slack) == any("unsplit" in text for text in explanation.missing)
+    assert sum(share.bytes for share in explanation.by_site) == ours["allocated"]
+    assert sum(share.bytes for share in explanation.by_category) == ours["allocated"]
+    if explanation.replay.first_oom is None:
+        assert explanation.split.reserved == ours["reserved"]
+
+
+@pytest.mark.parametrize("path", SMALL, ids=name_of)
+def test_explain_labels_the_peaks_of_the_remaining_window(path: Path) -> None:
+    for lost in parts_of(path) + awkward_cuts(whole(path)[0], 1):
+        require_labels(path, lost)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED, reason=ABSENT)
+@pytest.mark.parametrize("path", SHARED, ids=name_of)
+def test_explain_labels_the_peaks_of_every_remaining_window(path: Path) -> None:
+    for lost in parts_of(path):
+        require_labels(path, lost)
 
 
 def test_a_late_recording_says_so() -> None:

@@ -17,6 +17,7 @@ from tenure.lifetimes import (
     Category,
     Sites,
     categorise,
+    exact_block_sizes,
     find_growth,
     find_overlap,
     find_rounds,
@@ -179,7 +180,8 @@ class Evidence:
     @cached_property
     def streams(self) -> tuple[StreamUsage, ...]:
         """Bytes per stream."""
-        return stream_usage(self.trace)
+        sizes = exact_block_sizes(self.recorded.trace, self.allocated)
+        return stream_usage(self.recorded.trace, sizes)
 
     @cached_property
     def candidates(self) -> dict[str, Candidate]:

@@ -145,7 +145,8 @@ def _evidence(evidence: Evidence, growth: Growth) -> list[str]:
     lines += _release_lines(evidence, growth)
     if growth.builds_up and growth.ending is Ending.UNBOUNDED:
         lines.append("nothing else was live before: if this loads a model, it is normal")
-    if growth.ending is Ending.UNBOUNDED and not growth.builds_up:
+    failed = evidence.replay.first_oom is not None
+    if growth.ending is Ending.UNBOUNDED and not growth.builds_up and not failed:
         lines.append(_forecast(evidence, growth))
     return lines
 
@@ -228,9 +229,11 @@ def _advice(evidence: Evidence, growth: Growth) -> str:
     if Category.ACTIVATIONS in categories:
         return (
             "find what keeps the graph: a loss summed without .item() or .detach(), retain_graph, "
-            "outputs stored by a hook or in a list, evaluation without torch.no_grad()"
+            "outputs stored by a hook or in a list, evaluation without torch.no_grad(); tenure run "
+            "SCRIPT names the holder"
         )
     return (
-        "find what keeps it: a list or dict that collects tensors, a slice that keeps its whole "
-        "storage (clone it), an exception that is kept; tenure run SCRIPT names the holder"
+        "find what keeps it: a list or dict that collects tensors, a sum of losses that keeps "
+        "their graphs (.item(), .detach()), a slice that keeps its whole storage (clone it), an "
+        "exception that is kept; tenure run SCRIPT names the holder"
     )

@@ -25,7 +25,8 @@ def age(evidence: Evidence, number: int, event: int) -> str:
     born = int(evidence.trace.allocations.born[number])
     if born < 0:
         return "alive since before the recording"
-    return f"alive for {event - born:,} events"
+    events = event - born
+    return f"alive for {events:,} event{'s' if events != 1 else ''}"
 
 
 def kind(category: str) -> str:

@@ -159,17 +159,17 @@ def _unhelpful(evidence: Evidence, layout: Layout, failed: OutOfMemory) -> list[
         return []
     holes = find_holes(layout, failed.stream)
     chunk = GRANULE[False]
-    if holes.total and holes.largest < chunk:
-        return [
-            (
-                f"PyTorch's message names expandable_segments; it does not help: the holes are at "
-                f"most {format_bytes(holes.largest)}, smaller than the {format_bytes(chunk)} that "
-                "can be unmapped at a time"
-            )
-        ]
+    named = "expandable_segments, which PyTorch's message names,"
     if evidence.trace.settings.expandable_segments:
-        return ["expandable_segments, which PyTorch's message names, was on already"]
-    return ["expandable_segments, which PyTorch's message names, does not help here (replayed)"]
+        named += " was on already"
+    else:
+        named += " does not help here (replayed)"
+    if holes.total and holes.largest < chunk:
+        named += (
+            f": the holes are at most {format_bytes(holes.largest)}, smaller than the "
+            f"{format_bytes(chunk)} that can be unmapped at a time"
+        )
+    return [named]
 
 
 def _saves(evidence: Evidence, smallest: int, *, fits: bool) -> bool:

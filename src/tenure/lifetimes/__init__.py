@@ -2,7 +2,7 @@
 
 from tenure.lifetimes.backward import forward_sites
 from tenure.lifetimes.categories import ORDER, Category, categorise
-from tenure.lifetimes.codes import block_sizes, lifetimes
+from tenure.lifetimes.codes import block_sizes, exact_block_sizes, lifetimes
 from tenure.lifetimes.growing_sites import GrowingSite
 from tenure.lifetimes.growth import Ending, Growth, find_growth, flat_since
 from tenure.lifetimes.overlap import Overlap, find_overlap
@@ -27,6 +27,7 @@ __all__ = [
     "Steps",
     "block_sizes",
     "categorise",
+    "exact_block_sizes",
     "find_growth",
     "find_overlap",
     "find_rounds",

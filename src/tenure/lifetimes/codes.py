@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tenure.traces import Action
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -19,6 +21,28 @@ def block_sizes(trace: Trace) -> NDArray[np.int64]:
     allocations = trace.allocations
     known = np.where(allocations.size > 0, allocations.size, allocations.requested)
     return np.asarray((known + UNIT - 1) // UNIT * UNIT)
+
+
+def exact_block_sizes(trace: Trace, allocated: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Bytes of each allocation's block, what was not split off included.
+
+    Args:
+        trace: As replayed: with the blocks of its start as large as the record shows.
+        allocated: Live bytes after each event of that replay.
+    """
+    size = block_sizes(trace)
+    begun = [b for segment in trace.start for b in segment.blocks]
+    for block in begun:
+        size[block.allocation] = block.size
+    if not len(allocated):
+        return size
+    events = trace.events
+    changes = np.flatnonzero(events.action <= Action.FREE_REQUESTED)
+    before = sum(b.size for b in begun if not b.pending)
+    change = np.diff(allocated[changes], prepend=before)
+    made = events.action[changes] == Action.ALLOC
+    size[events.allocation[changes[made]]] = change[made]
+    return size
 
 
 def allocation_codes(trace: Trace) -> NDArray[np.int64]:

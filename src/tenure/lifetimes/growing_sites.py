@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 FEWEST_RISES = 3  # of one line's live bytes
 EXPLAINED = 0.5  # of the growth, that lines must account for
+MOST_RISE = 0.6  # of the rounds, for the median of their rises to be the usual one
 FALLS = 0.5  # of a line's rises, that its falls must stay below
 AT_A_TIME = 2  # blocks of a line live together, while one replaces the other
 
@@ -27,7 +28,7 @@ class GrowingSite:
     Attributes:
         site: Index in the table of sites.
         requested: Bytes of each request where all have the same; -1 otherwise.
-        bytes_per_round: Mean growth of its live bytes from one round to the next.
+        bytes_per_round: Usual growth of its live bytes from one round to the next.
         blocks: How many of its blocks are kept in the end.
         held: Their bytes.
         replaced: One block at a time, each larger than the one it replaces.
@@ -103,7 +104,7 @@ class _Counting:
         return GrowingSite(
             site=int(course.sites.of_allocation[held[0]]),
             requested=int(requested[0]) if len(requested) == 1 else -1,
-            bytes_per_round=int(level[-1] - level[0]) // max(levels - 1, 1) // course.stride,
+            bytes_per_round=_usual_rise(level) // course.stride,
             blocks=len(held),
             held=int(course.size[held].sum()),
             replaced=together <= AT_A_TIME and len(mine) > AT_A_TIME * len(held),
@@ -116,6 +117,15 @@ class _Counting:
         np.add.at(change, self._first[mine], weight)
         np.add.at(change, np.minimum(self._after[mine], self._levels), -weight)
         return np.cumsum(change)[: self._levels]
+
+
+def _usual_rise(level: Ints) -> int:
+    """What most rounds add; where most add nothing, the mean."""
+    steps = np.diff(level)
+    up = steps[steps > 0]
+    if len(up) > MOST_RISE * len(steps):
+        return int(np.median(up))
+    return int(level[-1] - level[0]) // max(len(steps), 1)
 
 
 def _keeps_rising(steps: Ints) -> bool:

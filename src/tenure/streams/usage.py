@@ -21,7 +21,7 @@ class StreamUsage:
 
     Attributes:
         stream: Raw handle; 0 is the default stream.
-        live_peak: Most bytes asked for and live at a time.
+        live_peak: Most bytes live at a time.
         pending_peak: Most bytes freed but waiting for events of other streams.
         pending_at: The event after which that was so; -1 for never.
         pending_blocks: Most blocks that waited at a time.
@@ -50,25 +50,35 @@ class StreamUsage:
     usual_wait_us: int
 
 
-def stream_usage(trace: Trace) -> tuple[StreamUsage, ...]:
-    """The streams of a trace, most reserved first. Live and pending count requested bytes."""
+def stream_usage(trace: Trace, block_size: NDArray[np.int64]) -> tuple[StreamUsage, ...]:
+    """The streams of a trace, most reserved first.
+
+    Args:
+        trace: The trace.
+        block_size: Bytes of each allocation's block, which live and pending bytes are counted in.
+    """
     events = trace.events
     streams = np.unique(
         np.concatenate([events.stream[events.action != Action.OOM], trace.end.segments.stream])
     )
-    usages = [_usage(trace, int(stream)) for stream in streams]
+    about = events.allocation
+    size = events.size.copy()
+    size[about >= 0] = block_size[about[about >= 0]]
+    usages = [_usage(trace, int(stream), block_size, size) for stream in streams]
     return tuple(sorted(usages, key=lambda u: -u.reserved_peak))
 
 
-def _usage(trace: Trace, stream: int) -> StreamUsage:
+def _usage(
+    trace: Trace, stream: int, block_size: NDArray[np.int64], event_size: NDArray[np.int64]
+) -> StreamUsage:
     events = trace.events
     start = [s for s in trace.start if s.stream == stream]
     blocks = [b for s in start for b in s.blocks]
-    live = sum(b.requested for b in blocks if not b.pending)
-    pending = sum(b.requested for b in blocks if b.pending)
+    live = sum(int(block_size[b.allocation]) for b in blocks if not b.pending)
+    pending = sum(int(block_size[b.allocation]) for b in blocks if b.pending)
     reserved = sum(sum(n for _, n in s.runs) if s.arena else s.size for s in start)
     mine = np.flatnonzero((events.stream == stream) & (events.action <= Action.SEGMENT_UNMAP))
-    action, size = events.action[mine], events.size[mine]
+    action, size = events.action[mine], event_size[mine]
     live_change = _signed(action, size, {Action.ALLOC: 1, Action.FREE_REQUESTED: -1})
     pending_change = _signed(action, size, {Action.FREE_REQUESTED: 1, Action.FREE_COMPLETED: -1})
     # A free that completes at once never waits: its two events cancel before they are looked at.
@@ -90,7 +100,7 @@ def _usage(trace: Trace, stream: int) -> StreamUsage:
     return StreamUsage(
         stream=stream,
         live_peak=live + max(int(np.cumsum(live_change).max(initial=0)), 0),
-        pending_peak=max(most, pending - _completed_first(events, stream)),
+        pending_peak=max(most, pending - _completed_first(events, stream, event_size)),
         pending_at=int(mine[np.argmax(pending_level)]) if most else -1,
         pending_blocks=waits.most_at_once(),
         reserved_peak=reserved + max(int(np.cumsum(reserved_change).max(initial=0)), 0),
@@ -104,11 +114,11 @@ def _usage(trace: Trace, stream: int) -> StreamUsage:
     )
 
 
-def _completed_first(events: Events, stream: int) -> int:
+def _completed_first(events: Events, stream: int, event_size: NDArray[np.int64]) -> int:
     """Bytes of a free that the recording begins in the middle of: it did not wait."""
     if not len(events) or events.action[0] != Action.FREE_COMPLETED or events.stream[0] != stream:
         return 0
-    return int(events.size[0])
+    return int(event_size[0])
 
 
 def _completes_at_once(events: Events, mine: NDArray[np.int64]) -> NDArray[np.bool_]:
