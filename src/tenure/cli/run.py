@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tenure.cli.options import as_json_text, as_version, check_output, emit, progress, progress_done
+from tenure.cli.options import as_json_text, check_output, emit, progress, progress_done
+from tenure.cli.virtual_run import refuse_virtual_options, run_on_virtual_gpu, virtual_options
 from tenure.errors import TenureError, UsageError
 
 if TYPE_CHECKING:
     from tenure.live.running import Run
     from tenure.reports.holding import Holding
-
-ONLY_VIRTUAL = ("torch_version",)
 
 
 @click.command(
@@ -21,12 +20,7 @@ ONLY_VIRTUAL = ("torch_version",)
 )
 @click.option("--gpu", metavar="CARD", help="On a card that is not there: h100, or 24GiB.")
 @click.option("--conf", metavar="TEXT", help="With --gpu or --live: as PYTORCH_CUDA_ALLOC_CONF.")
-@click.option(
-    "--torch-version",
-    metavar="VERSION",
-    callback=as_version,
-    help="With --gpu: rules of that torch; default: 2.11.",
-)
+@virtual_options
 @click.option("--live", is_flag=True, help="Under tenure's own allocator (tenure.install()).")
 @click.option(
     "--rules", type=click.Choice(["elastic", "torch"]), help="With --live; default: elastic."
@@ -50,12 +44,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     for file in (options["output"], options["snapshot"], options["html"]):
         check_output(file, force=options["force"])
     if options["gpu"]:
-        from tenure.cli.virtual_run import run_on_virtual_gpu
-
-        _refuse(options, "live", "rules", "capacity", "html", with_what="--gpu")
+        _refuse(options, "live", "rules", "capacity", with_what="--gpu")
         return run_on_virtual_gpu(script, list(arguments), options)
-    if options["torch_version"]:
-        raise UsageError("--torch-version goes with --gpu")
+    refuse_virtual_options(options)
     if not options["live"]:
         for name in ("rules", "capacity", "conf"):
             if options[name]:

@@ -6,14 +6,55 @@ import json
 import os
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tenure.cli.options import check_output, emit, progress, progress_done
+from tenure.cli.options import as_version, emit, progress, progress_done
 from tenure.errors import UsageError
 from tenure.settings import parse_alloc_conf
+
+
+OPTIONS = (
+    click.option(
+        "--torch-version",
+        metavar="VERSION",
+        callback=as_version,
+        help="With --gpu: rules of that torch; default: 2.11.",
+    ),
+    click.option(
+        "--steps",
+        type=click.IntRange(0),
+        metavar="N",
+        help="With --gpu: end after N optimizer steps; default: with the script, 3 when run again.",
+    ),
+    click.option(
+        "--find-batch",
+        metavar="ARG[=N]",
+        help="With --gpu: the largest value of the script's argument that fits.",
+    ),
+    click.option(
+        "--advise/--no-advise",
+        default=None,
+        help="With --gpu: run again with changes that save memory; default: if it does not fit.",
+    ),
+)
+
+
+def virtual_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that only --gpu knows."""
+    for option in reversed(OPTIONS):
+        command = option(command)
+    return command
+
+
+def refuse_virtual_options(options: dict[str, Any]) -> None:
+    """Raises UsageError if one of them is given without --gpu."""
+    for name in ("torch_version", "steps", "find_batch", "advise"):
+        if options[name] is not None:
+            raise UsageError(f"--{name.replace('_', '-')} goes with --gpu")
 
 
 def run_on_virtual_gpu(script: str, arguments: list[str], options: dict[str, Any]) -> int:
@@ -22,16 +63,13 @@ def run_on_virtual_gpu(script: str, arguments: list[str], options: dict[str, Any
     Args:
         script: Its path.
         arguments: Its own.
-        options: gpu, torch_version, conf, snapshot, steps, find_batch, advise, as_json, output,
-            force.
+        options: Of the command.
 
     Raises:
         UsageError: Something asked for cannot be.
     """
     from tenure.virtual import run_script
 
-    for file in (options["output"], options["snapshot"]):
-        check_output(file, force=options["force"])
     parse_alloc_conf(options["conf"] or "", torch_version=options["torch_version"])
     if options["find_batch"]:
         return _find_batch(script, arguments, options)
@@ -96,6 +134,10 @@ def _report(run: Any, script: str, arguments: list[str], options: dict[str, Any]
     trace = run.trace()
     verdict = run.verdict(trace)
     explanation = explain(trace)
+    if options["html"]:
+        from tenure.reports.page import page_html
+
+        _write(options["html"], page_html(explanation, script).encode("utf-8", "backslashreplace"))
     advised = _advice(run, script, arguments, options)
     if options["as_json"]:
         value = explanation_dict(explanation, script)
@@ -114,11 +156,12 @@ def _report(run: Any, script: str, arguments: list[str], options: dict[str, Any]
 
 
 def _advice(run: Any, script: str, arguments: list[str], options: dict[str, Any]) -> Any:
-    """What running again with changes showed: if asked for, or for a while if it does not fit."""
+    """What running again with changes showed: if asked for, or for a while if memory ended it."""
     from tenure.virtual.advising import BUDGET, advise
 
     wanted = options["advise"]
-    if wanted is False or (wanted is None and not run.memory.failed):
+    died = bool(run.memory.failed and run.exit_code)
+    if wanted is False or (wanted is None and not died):
         return None
     budget = None if wanted else BUDGET
     if wanted is None:
@@ -141,13 +184,16 @@ def _advice(run: Any, script: str, arguments: list[str], options: dict[str, Any]
 def _save(snapshot: Any, target: str) -> None:
     """A plain pickle, or a compressed one by its ending."""
     data = pickle.dumps(snapshot, protocol=4)
-    path = Path(target)
-    try:
-        if path.suffix in {".xz", ".gz"}:
-            import gzip
-            import lzma
+    if Path(target).suffix in {".xz", ".gz"}:
+        import gzip
+        import lzma
 
-            data = (lzma if path.suffix == ".xz" else gzip).compress(data)
-        path.write_bytes(data)
+        data = (lzma if target.endswith(".xz") else gzip).compress(data)
+    _write(target, data)
+
+
+def _write(target: str, data: bytes) -> None:
+    try:
+        Path(target).write_bytes(data)
     except OSError as error:
         raise UsageError(f"{target}: cannot be written: {error.strerror}") from None

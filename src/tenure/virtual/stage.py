@@ -154,10 +154,8 @@ def _save(_value: Any, f: Any, *_args: Any, **_kwargs: Any) -> None:
         Path(f).write_bytes(text)
 
 
-def _moved(tensor: Any, change: Callable[[Any], Any]) -> None:
+def _moved(tensor: Any, changed: Any) -> None:
     """Gives a tensor other data and keeps its identity, as eager PyTorch does."""
-    with torch.no_grad():
-        changed = change(tensor)
     if changed is tensor:
         return
     tensor.data = changed
@@ -173,11 +171,18 @@ def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
     if recurse:
         for module in self.children():
             module._apply(fn)
-    for parameter in self._parameters.values():
-        if parameter is not None:
-            _moved(parameter, fn)
-            if parameter.grad is not None:
-                _moved(parameter.grad, fn)
+    for name, parameter in self._parameters.items():
+        if parameter is None:
+            continue
+        with torch.no_grad():
+            changed = fn(parameter)
+        if parameter.is_meta and not changed.is_meta:  # as eager PyTorch does: no data to replace
+            self._parameters[name] = torch.nn.Parameter(changed, parameter.requires_grad)
+            continue
+        _moved(parameter, changed)
+        if parameter.grad is not None:
+            with torch.no_grad():
+                _moved(parameter.grad, fn(parameter.grad))
     for name, buffer in self._buffers.items():
         if buffer is not None:
             self._buffers[name] = fn(buffer)

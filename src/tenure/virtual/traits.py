@@ -81,7 +81,8 @@ def watch(traits: Traits, steps: int) -> Iterator[None]:
 
 def _note_optimizer(traits: Traits, optimizer: Any) -> None:
     group = optimizer.param_groups[0]
-    way = "fused" if group.get("fused") else "foreach" if group.get("foreach", True) else ""
+    foreach = group.get("foreach", False) is not False  # None: PyTorch chooses it for CUDA
+    way = "fused" if group.get("fused") else "foreach" if foreach else ""
     traits.optimizers[type(optimizer).__name__] = way
     for group in optimizer.param_groups:
         traits.dtypes.update(str(p.dtype).removeprefix("torch.") for p in group["params"])
