@@ -107,12 +107,6 @@ def test_sorts_and_scans_take_what_was_recorded() -> None:
     assert scratch.scan(4096, 4) == 1023
 
 
-def test_patches_take_what_was_recorded() -> None:
-    sizes = {"inputs": 14_450_688, "weights": 1_179_648, "outputs": 14_450_688, "channels": 3}
-    assert scratch.patch_embedding(**sizes, backward=False) == 56_131_600
-    assert scratch.patch_embedding(**sizes, backward=True) == 75_006_096
-
-
 def test_every_card_has_its_kernels() -> None:
     for card in CARDS:
         assert kernels_of(card).multiprocessors > 20

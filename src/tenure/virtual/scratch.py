@@ -180,25 +180,6 @@ def scan(count: int, size: int) -> int:
     return align((up(count, 8192) + 32) * 2 * size) + 511
 
 
-def patch_embedding(
-    inputs: int, weights: int, outputs: int, channels: int, *, backward: bool
-) -> int:
-    """Workspace of cuDNN's 16-bit convolution with stride = kernel; known from one shape.
-
-    Args:
-        inputs: Bytes of the input.
-        weights: Bytes of the weight.
-        outputs: Bytes of the output.
-        channels: Of the input; padded to a multiple of 8.
-        backward: Of the weight gradient, which splits its work in seven parts.
-    """
-    padded = align(channels, 8)
-    wide_inputs, wide_weights = inputs * padded // channels, weights * padded // channels
-    if backward:
-        return wide_inputs + outputs + 7 * wide_weights + 144
-    return wide_inputs + wide_weights + outputs + 16
-
-
 def layer_norm_partials(rows: int, width: int, kernels: Kernels) -> int:
     """Rows of the partial tables that layer norm's backward sums up; 0 for none."""
     if rows <= 65_536 or width // 32 >= kernels.multiprocessors // 2:

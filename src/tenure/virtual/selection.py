@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tenure.virtual.convolutions import is_channels_last, prefers_channels_last
+
 if TYPE_CHECKING:
     from tenure.virtual.card import Kernels
 
@@ -23,8 +25,36 @@ _ONE_KERNEL = ("silu_backward", "mish_backward", "_fused_rms_norm")
 
 
 def overrides() -> dict[Any, Any]:
-    """Operators that run as another one."""
-    return {_aten.add.Tensor: _accumulate}
+    """Operators that run as another one, or give their result another layout."""
+    return {
+        _aten.add.Tensor: _accumulate,
+        _aten.convolution.default: _convolution,
+        _aten.convolution_backward.default: _convolution_backward,
+    }
+
+
+def _convolution(func: Any, args: Any, kwargs: Any) -> Any:
+    """In cuDNN's layout, which fake kernels give only where cuDNN is there to be asked."""
+    return _as_cudnn_does(func(*args, **kwargs), args[0], args[1])
+
+
+def _convolution_backward(func: Any, args: Any, kwargs: Any) -> Any:
+    source, weight, mask = args[1], args[2], args[10]
+    grads = list(func(*args, **kwargs))
+    for index in (0, 1):
+        if mask[index]:
+            grads[index] = _as_cudnn_does(grads[index], source, weight)
+    return tuple(grads)
+
+
+def _as_cudnn_does(result: Any, source: Any, weight: Any) -> Any:
+    if result.device.type != "cuda" or result.dim() not in {4, 5}:
+        return result
+    last = torch.channels_last if result.dim() == 4 else torch.channels_last_3d
+    wanted = prefers_channels_last(source, weight)
+    if wanted == is_channels_last(result.shape, result.stride()):
+        return result
+    return torch.empty_like(result, memory_format=last if wanted else torch.contiguous_format)
 
 
 def _never_run(*_args: Any, **_kwargs: Any) -> Any:

@@ -220,9 +220,9 @@ class Shadows:
 
         return dressed(values) if isinstance(values, torch.Tensor) else tuple(map(dressed, values))
 
-    def size_of(self, operator: str, args: Any, most: int | None) -> int:
+    def size_of(self, operator: str, shapes: list[tuple[int, ...]], most: int | None) -> int:
         """A size that only values would give, of an operator that is not PyTorch's own."""
-        sizes = [t.shape[0] for t in args if isinstance(t, torch.Tensor) and t.dim()]
+        sizes = [shape[0] for shape in shapes if shape]
         size = (sizes[0] + 1) // 2 if sizes else most or 1
         self._assume(f"{operator} returns {size} elements")
         return size if most is None else min(size, most)

@@ -106,8 +106,8 @@ class Stage:
 
     def _assumed_size(self, *, min: int = 0, max: int | None = None) -> int:  # noqa: A002
         """A size that an operator of another library leaves to its values."""
-        operator, args = self.tracker.running
-        return builtins.max(min, self.shadows.size_of(str(operator), args, max))
+        operator, shapes = self.tracker.running
+        return builtins.max(min, self.shadows.size_of(str(operator), shapes, max))
 
 
 def _seen_only_by_torch(fake: Any) -> Any:

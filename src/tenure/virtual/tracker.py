@@ -42,13 +42,15 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         self.after: list[Callable[..., None]] = []
         self._known: dict[int, tuple[Any, int]] = {}  # storage -> its weak reference, address
         self._workspaces: set[tuple[int, str]] = set()
-        self.running: tuple[Any, tuple[Any, ...]] = (None, ())  # the operator and its arguments
+        # The operator and the shapes of its arguments: shapes, since a reference to a tensor would
+        # keep it alive, and keep autograd from taking a gradient over as it is.
+        self.running: tuple[Any, list[tuple[int, ...]]] = (None, [])
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        self.running = func, args
+        self.running = func, [tuple(t.shape) for t in args if isinstance(t, torch.Tensor)]
         override = self.overrides.get(func)
         result = override(func, args, kwargs) if override else NotImplemented
         if result is NotImplemented:
