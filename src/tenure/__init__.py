@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tenure.live import install, memory_snapshot, memory_stats, memory_summary, uninstall
+    from tenure.live import guard, install, memory_snapshot, memory_stats, memory_summary, uninstall
     from tenure.verbs import diff, explain, holders, load, plan, replay, tune
     from tenure.virtual import virtual_gpu
 
@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 _DEFINED_IN: dict[str, str] = {
     "diff": "tenure.verbs",
     "explain": "tenure.verbs",
+    "guard": "tenure.live",
     "holders": "tenure.verbs",
     "install": "tenure.live",
     "load": "tenure.verbs",
@@ -33,6 +34,7 @@ _DEFINED_IN: dict[str, str] = {
 __all__ = [
     "diff",
     "explain",
+    "guard",
     "holders",
     "install",
     "load",

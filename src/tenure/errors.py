@@ -21,6 +21,12 @@ class UsageError(TenureError):
     exit_code: ClassVar[int] = 2
 
 
+class RaceError(TenureError):
+    """Two accesses to the same memory that nothing orders; raised by `guard("raise")`."""
+
+    exit_code: ClassVar[int] = 1
+
+
 class BadInputError(TenureError):
     """A file or a trace is not what it claims to be."""
 

@@ -2,26 +2,86 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from tenure.live.guard_recorder import Mode
+from tenure.live.guards import Guard, guard_is_on
 
 if TYPE_CHECKING:
     from tenure.diagnoses import Finding
+
+_KNOWN = frozenset({"stream_id", "stream"})  # given where the object is made for a stream there is
 
 
 class Races:
     """A report on streams that is being made.
 
-    Single-stream scripts pay nothing: watching begins when a stream is made, or memory is pinned.
+    Scripts with one stream pay nothing: watching begins when the script makes a stream or pins
+    memory, in the thread that called `start`.
     """
+
+    def __init__(self) -> None:
+        self._torch: Any = sys.modules["torch"]
+        self._guard: Guard | None = None
+        self._thread = threading.get_ident()
+        self._before: list[tuple[Any, str, Any]] = []
+        stream = self._torch.cuda.Stream
+        self._wake_at(stream, "__new__" if "__new__" in vars(stream) else "__init__")
+        self._wake_at(self._torch.Tensor, "pin_memory")
+
+    @property
+    def watching(self) -> bool:
+        """Whether the script has come to what is worth watching."""
+        return self._guard is not None
 
     def findings(self) -> list[Finding]:
         """What was found so far, worst first."""
-        return []
+        return [] if self._guard is None else self._guard.findings
+
+    @property
+    def faults(self) -> list[str]:
+        """Errors of the report's own, which may have hidden a race."""
+        return [] if self._guard is None else self._guard.faults
 
     def stop(self) -> None:
         """Stops watching; what was found stays."""
+        self._disarm()
+        if self._guard is not None:
+            self._guard.stop()
+
+    def _wake_at(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def waking(*args: Any, **named: Any) -> Any:
+            if not _KNOWN & named.keys() and self._wake():
+                return getattr(owner, name)(*args, **named)  # the guard's own, or the original
+            return original(*args, **named)
+
+        self._before.append((owner, name, vars(owner).get(name)))
+        setattr(owner, name, staticmethod(waking) if name == "__new__" else waking)
+
+    def _wake(self) -> bool:
+        """Begins to watch; False in a thread that cannot be watched, where the next one may."""
+        if threading.get_ident() != self._thread:
+            return False
+        self._disarm()
+        if not guard_is_on():  # the script may have its own
+            self._guard = Guard(Mode.REPORT, outermost=True)
+        return True
+
+    def _disarm(self) -> None:
+        while self._before:
+            owner, name, value = self._before.pop()
+            if value is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
 
 
 def start() -> Races:
-    """Begins to report races; torch must have been imported."""
+    """Begins to report races, in this thread; torch must have been imported."""
     return Races()
