@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from scene import AUTOGRAD, Scene, Training, layer, line
 from shared_data import EXAMPLES
+from tenure.diagnoses import explain
 from tenure.lifetimes import Rounds, find_rounds, find_steps
 from tenure.snapshots import load
 
@@ -132,3 +134,31 @@ def test_the_loop_is_named() -> None:
     assert rounds.frame is not None
     assert rounds.frame.name == "main"
     scene.make(1, AUTOGRAD)
+
+
+def test_steps_before_the_recording_and_steps_within_steps_are_not_counted() -> None:
+    scene = Scene()
+    training = Training(scene)
+    for _ in range(6):
+        training.step()
+    whole = scene.recording()
+    every = find_steps(whole)
+    assert every is not None
+    late = scene.recording(int(every.end[2]) + 3)
+    wrapped = [
+        replace(a, start_us=a.start_us - 1, name="Optimizer.step#Wrapper.step")
+        for a in late.annotations
+    ]
+    steps = find_steps(replace(late, annotations=(*wrapped, *late.annotations)))
+    assert steps is not None
+    assert len(steps.begin) == len(steps.end) == 3
+    assert (steps.begin < steps.end).all()
+    explain(late)
+
+
+def test_a_recording_after_the_last_step_names_none() -> None:
+    scene = Scene()
+    training = Training(scene)
+    for _ in range(6):
+        training.step()
+    assert find_steps(scene.recording(len(scene.rows) - 1)) is None

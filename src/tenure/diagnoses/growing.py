@@ -81,6 +81,8 @@ def _weigh(evidence: Evidence, growth: Growth) -> tuple[Severity | None, Confide
         at_peak &= evidence.recorded.peak_event.allocated <= growth.release.event
     if (growth.builds_up or not growth.works) and not _trains(evidence, growth):
         # A model being loaded looks the same, so does a list built in one go.
+        if _category(evidence, growth.sites[0]) is Category.PARAMETERS:
+            return None, Confidence.POSSIBLE
         share = RELEASED_SHARE if growth.works else BARE_SHARE
         told = (growth.works and not gone) or (gone and at_peak and growth.grown >= share * peak)
         weight = Severity.WARNING if gone and growth.works else Severity.INFO

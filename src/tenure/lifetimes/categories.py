@@ -43,8 +43,11 @@ ORDER = tuple(Category)
 CODE = {category: code for code, category in enumerate(ORDER)}
 # cuBLAS workspaces, by card generation (spec: CublasHandlePool.cpp, torch 2.6 to 2.11), in bytes.
 WORKSPACES = (8_519_680, 33_554_432)
+MODULE_FILE = "nn/modules/module.py"
 LT_WORKSPACE = 1 << 20  # bytes; cublasLt's own, made right after the other
 NAMES_OF_PARAMETERS = {"_apply", "reset_parameters", "load_state_dict", "_load_from_state_dict"}
+# What Module.to() and its kin are called, where `_apply` itself is not among the frames.
+NAMES_OF_MOVES = {"convert", "to", "to_empty", "cuda", "half", "bfloat16", "float", "double"}
 NAMES_OF_UNSHARDING = {"unshard", "_unshard", "alloc_storage", "foreach_all_gather"}
 NAMES_OF_REDUCTION = {"_reduce_grad", "_post_backward_hook", "foreach_reduce"}
 
@@ -89,15 +92,15 @@ def _of_stack(frames: tuple[Frame, ...]) -> Category | None:
     """The category that a stack speaks of; None for the user's own code."""
     names = {f.name for f in frames}
     files = [f.file for f in frames]
+    moved = any(f.name in NAMES_OF_MOVES and f.file.endswith(MODULE_FILE) for f in frames)
     if any("/torch/optim/" in file for file in files):
         return Category.OPTIMIZER_STATE
     if files and files[0].endswith("/nn/parallel/distributed.py"):
         return Category.GRADIENTS  # the buckets in which gradients are summed
     if names & NAMES_OF_REDUCTION:
         return Category.GRADIENTS
-    if names & (NAMES_OF_PARAMETERS | NAMES_OF_UNSHARDING) or (
-        "__init__" in names and any("/torch/nn/" in file for file in files)
-    ):
+    made = "__init__" in names and any("/torch/nn/" in file for file in files)
+    if moved or made or names & (NAMES_OF_PARAMETERS | NAMES_OF_UNSHARDING):
         return Category.PARAMETERS
     if "backward" in names and "forward" not in names:
         return Category.BACKWARD

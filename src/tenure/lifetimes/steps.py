@@ -19,7 +19,7 @@ class Steps:
 
     Attributes:
         begin: For each step, index of the first event at or after its optimizer.step() began.
-        end: The same for where it ended: the boundary between training steps.
+        end: The same for where it ended, so of equal length: the boundary between training steps.
         zeroed: Ends of the optimizer.zero_grad() calls.
     """
 
@@ -42,11 +42,29 @@ def find_steps(trace: Trace) -> Steps | None:
         return None
 
     def events(moments: list[int | None]) -> NDArray[np.int64]:
-        # Several optimizers may step together: boundaries that no event separates are one.
-        return np.unique(np.searchsorted(times, np.array(moments, np.int64))).astype(np.int64)
+        return np.searchsorted(times, np.array(moments, np.int64)).astype(np.int64)
 
-    return Steps(
-        events([a.start_us for a in stepped]),
-        events([a.end_us for a in stepped]),
-        events([a.end_us for a in zeroed]),
-    )
+    begin, end = _joined(events([a.start_us for a in stepped]), events([a.end_us for a in stepped]))
+    if not len(end):
+        return None
+    return Steps(begin, end, np.unique(events([a.end_us for a in zeroed])))
+
+
+def _joined(
+    begins: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Spans in order: those that overlap, or that no event separates, are one step.
+
+    Several optimizers may step together, and one may wrap another. What ended before the first
+    event is no step of this recording.
+    """
+    joined: list[list[int]] = []
+    for begin, end in sorted(zip(begins.tolist(), ends.tolist(), strict=True)):
+        if end == 0:
+            continue
+        if joined and (begin < joined[-1][1] or end == joined[-1][1]):
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([begin, end])
+    table = np.array(joined, np.int64).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
