@@ -37,11 +37,12 @@ sys.stdout.flush(); sys.stderr.flush(); os._exit(run.exit_code)
 def _missing() -> str:
     if importlib.util.find_spec("torch") is None:
         return "torch is not installed: pip install torch==2.13.0, a CPU build"
+    from tenure.compiled import compiler
     from tenure.virtual import shim
 
     if shim.installed_version() not in shim.TRIED:
         return "another torch is installed than the virtual GPU was tried with"
-    if shim.compiler() is None:
+    if compiler() is None:
         return "no C++ compiler"
     return ""
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import importlib.util
-import os
-import shutil
-import subprocess
 import sys
-import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from tenure import compiled
 from tenure.errors import UsageError
 
 SOURCE = Path(__file__).with_name("shim.cpp")
@@ -26,10 +21,10 @@ def torch_folder() -> Path:
     Raises:
         UsageError: It is not.
     """
-    found = importlib.util.find_spec("torch")
-    if found is None or not found.submodule_search_locations:
+    folder = compiled.torch_folder()
+    if folder is None:
         raise UsageError("a virtual GPU needs PyTorch: pip install torch (a CPU build will do)")
-    return Path(found.submodule_search_locations[0])
+    return folder
 
 
 def installed_version() -> tuple[int, int]:
@@ -63,62 +58,11 @@ def load_shim() -> ctypes.CDLL:
             f"a virtual GPU was tried with torch {known}, and torch {have} is installed; install "
             f"that version, or run with a real GPU"
         )
-    return ctypes.CDLL(str(_built(folder)), mode=ctypes.RTLD_GLOBAL)
-
-
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(root) / "tenure"
-
-
-def _built(torch: Path) -> Path:
-    source = SOURCE.read_bytes()
-    version = metadata.version("torch")
-    # The folder is part of the key: the libraries are found through a path inside the file.
-    key = hashlib.sha256(source + version.encode() + str(torch).encode()).hexdigest()[:16]
-    target = _cache_folder() / f"virtual-gpu-{version}-{key}.so"
-    if not target.exists():
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _compile(torch, target)
-        except OSError as error:
-            raise UsageError(
-                f"{target}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to a folder "
-                "that can"
-            ) from None
-    return target
-
-
-def compiler() -> str | None:
-    """The C++ compiler that would be used: $CXX, c++, g++ or clang++."""
-    names = (os.environ.get("CXX"), "c++", "g++", "clang++")
-    return next((path for name in names if name and (path := shutil.which(name))), None)
-
-
-def _compile(torch: Path, target: Path) -> None:
-    command = compiler()
-    if command is None:
-        raise UsageError(
-            "a virtual GPU compiles a small file on first use and found no C++ compiler; install "
-            "g++ or clang++, or name one in CXX"
-        )
-    libraries = torch / "lib"
-    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        built = Path(folder) / "shim.so"
-        done = subprocess.run(  # noqa: S603  the compiler that the user's environment names
-            [
-                *(command, "-std=c++20", "-O1", "-shared", "-fPIC", "-w"),
-                *("-I", str(torch / "include")),
-                *("-I", str(torch / "include/torch/csrc/api/include")),
-                *(("-DTENURE_CUDA_BUILD",) if has_cuda_libraries(torch) else ()),
-                *(str(SOURCE), "-o", str(built)),
-                *(f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu"),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), "no text")
-            raise UsageError(f"{command} cannot compile the virtual GPU's shim: {first}")
-        built.replace(target)  # whole or not at all, should two runs build at once
+    library = compiled.built(
+        SOURCE,
+        folder,
+        purpose="a virtual GPU",
+        flags=("-O1", *(("-DTENURE_CUDA_BUILD",) if has_cuda_libraries(folder) else ())),
+        libraries=("c10", "torch_cpu"),
+    )
+    return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
