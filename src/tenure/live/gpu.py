@@ -136,9 +136,13 @@ class Gpu:
                 "it, so device bytes are those of the tensors that were found"
             )
             return
-        with _tried(self, "PyTorch's memory history could not be started"):
+        try:
             self.keep_stacks(on=True)
             self.recording = True
+        except Exception as error:  # noqa: BLE001  whatever an allocator or a version may raise
+            self.say("PyTorch's memory history could not be started", error)
+            if "CUDAPluggableAllocator" in str(error):
+                self.record.backend = "pluggable"
         attach = getattr(torch._C, "_cuda_attach_out_of_memory_observer", None)  # noqa: SLF001
         if attach is not None:
             with _tried(self, "out-of-memories cannot be observed"):
@@ -351,9 +355,10 @@ def backend_of(torch: Any) -> str:
     if _engine.Live.is_installed():
         return "tenure"
     try:
-        return str(torch._C._cuda_getAllocatorBackend())  # noqa: SLF001  no public name
+        name = str(torch._C._cuda_getAllocatorBackend())  # noqa: SLF001  no public name
     except (AttributeError, RuntimeError):
         return "native"
+    return name if name in {"native", "cudaMallocAsync"} else "pluggable"
 
 
 def counters_of(torch: Any, device: int) -> Counters:

@@ -475,16 +475,11 @@ def _after_optimizer_steps(act: Callable[..., None]) -> Any:
 
 
 def _begin_races(missing: list[str]) -> Any:
-    """Watches streams as well, where CUDA is there."""
-    torch: Any = sys.modules["torch"]
-    if not torch.version.cuda:
-        return None
+    """Watches streams as well, once there are several."""
     try:
-        from tenure.live import races  # type: ignore[attr-defined, unused-ignore]
+        from tenure.live import races
 
         return races.start()
-    except ImportError:
-        return None
     except Exception as error:  # noqa: BLE001  the script must run, whatever is wrong here
         missing.append(f"streams were not watched ({error})")
         return None
@@ -493,6 +488,7 @@ def _begin_races(missing: list[str]) -> Any:
 def _end_races(races: Any, missing: list[str]) -> list[Finding]:
     try:
         races.stop()
+        missing += [f"a fault of watching streams: {text}" for text in races.faults]
         return list(races.findings())
     except Exception as error:  # noqa: BLE001  likewise
         missing.append(f"watching streams ended badly ({error})")
