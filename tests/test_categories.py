@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from scene import AUTOGRAD, MODULE, Scene, Training, layer, line, optimizer
+from scene import AUTOGRAD, MODULE, Scene, Training, layer, line, moved_to_device, optimizer
 from shared_data import EXAMPLES
 from tenure.diagnoses import explain
 from tenure.lifetimes import (
@@ -176,3 +176,11 @@ def test_categories_and_lines_add_up_to_what_is_live() -> None:
     peak = explanation.replay.peak.allocated
     assert sum(s.bytes for s in explanation.by_site) == peak
     assert sum(s.bytes for s in explanation.by_category) == peak
+
+
+def test_a_weight_as_large_as_a_workspace_is_a_weight() -> None:
+    scene = Scene()
+    scene.make(32, moved_to_device(10))
+    for _ in range(4):
+        scene.drop(scene.make(8, layer("linear", 21)))
+    assert categories(scene.recording())[0] is Category.PARAMETERS

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tenure.diagnoses import (
+    checkpoints,
     churn,
     fragmentation,
     graph_order,
@@ -21,6 +22,7 @@ from tenure.diagnoses import (
     retries,
     settings,
     staircase,
+    stale_gradients,
     stranded,
 )
 from tenure.diagnoses.evidence import DEFAULT, ELASTIC, TRIED, Evidence, Progress, Share
@@ -38,6 +40,8 @@ DIAGNOSES = (
     out_of_memory,
     growing,
     overlapping,
+    stale_gradients,
+    checkpoints,
     outside_step,
     fragmentation,
     staircase,

@@ -160,6 +160,9 @@ def _mark_workspaces(trace: Trace, category: Ints) -> None:
         owner = (int(allocations.stream[number]), bool(allocations.stack[number] >= 0))
         if seen.get(owner, 0) == most:
             continue
+        frames = trace.stacks.frames(int(allocations.stack[number]))
+        if _of_stack(frames) is Category.PARAMETERS:
+            continue  # a weight that happens to be as large
         seen[owner] = seen.get(owner, 0) + 1
         category[number] = CODE[Category.WORKSPACE]
         after = number + 1

@@ -34,6 +34,7 @@ EXPLAINED = 0.5  # of the growth, that its lines must account for, or a release 
 LITTLE = 1 << 20  # bytes live before growth, with which it is what fills the memory first
 WORKS = 1.2  # times what they keep, made by rounds that do more than keep
 MUCH_MORE = 1.5  # times the bytes that the first third of the rounds made
+UNEVEN = 0.2  # of the growth, by which the usual rise may miss it; beyond, the mean is told
 FLAT = 0.02  # of the live peak, by which levels may differ and still be called flat
 LAST_ROUNDS = 3  # after the last level that rose, that can belong to the growth
 
@@ -166,7 +167,7 @@ def _growth(course: Course, rise: Rise, sited: tuple[GrowingSite, ...]) -> Growt
     return Growth(
         ending=ending,
         per=course.rounds.per,
-        bytes_per_round=rise.usual // course.stride,
+        bytes_per_round=usual if abs(usual * took - grown) <= UNEVEN * grown else grown // took,
         grown=grown,
         rounds=counted if took <= counted <= took + LAST_ROUNDS * course.stride else took,
         flat=rise.flat * course.stride,
