@@ -15,7 +15,7 @@ from browser import ABSENT, Opened, browser
 from hostile_recording import HOSTILE, hostile_trace
 from shared_data import ABSENT as NO_SHARED
 from shared_data import EXAMPLES, SHARED
-from tenure.diagnoses import explain
+from tenure.diagnoses import Severity, explain
 from tenure.replays import recorded_replay
 from tenure.reports.page import page_html
 from tenure.snapshots import load
@@ -110,6 +110,8 @@ def test_every_finding_is_beside_the_charts(context: Any, pages: Path) -> None:
         for finding in findings:
             assert finding.code in text
             assert " ".join(finding.title[1:].split()) in text
+            if finding.severity in (Severity.ERROR, Severity.WARNING):
+                assert f"More: {finding.more}" in text
         page.page.close()
 
 

@@ -79,6 +79,9 @@ export class Panel {
     );
     if (lines.length) details.append(make("ul", "evidence", {}, ...lines));
     details.append(...advice);
+    if (lines.length + advice.length) {
+      details.append(make("p", "quiet", {}, "More: ", make("code", "", {}, finding.more)));
+    }
     return make(
       "article",
       `finding ${finding.severity}`,
