@@ -88,7 +88,7 @@ def load_shim() -> Any:
 class InferenceOnly:
     """Stands in for the shim where it cannot be compiled.
 
-    Where PyTorch finds a guard for CUDA that counts no devices, it installs one of its own that does
+    Where PyTorch finds a guard for CUDA that counts no devices, it installs one that does
     nothing; a table of functions that return 0 is such a guard. Backward passes need more.
     """
 
