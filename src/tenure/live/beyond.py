@@ -14,9 +14,9 @@ from tenure.live.attribution import event_at
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
+    from tenure.live.record import Record
     from tenure.live.sharing import Shared
     from tenure.live.stepping import Rise
-    from tenure.live.watching import Record
     from tenure.traces import Trace
 
 LEAST_PINNED = 32 << 20  # bytes idle in pinned memory that are worth a word

@@ -17,8 +17,9 @@ from tenure.lifetimes.edges import short_file
 from tenure.live import beyond
 from tenure.live.attribution import Attribution, attribute, event_at
 from tenure.live.judging import judge
+from tenure.live.record import Birth
 from tenure.live.stepping import Rise, rise_of
-from tenure.live.watching import Birth
+from tenure.live.tidying import answers
 from tenure.snapshots import load
 from tenure.snapshots.loading import devices_with_content
 from tenure.snapshots.reading import read_snapshot
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenure.diagnoses import Explanation
-    from tenure.live.watching import Look, Record
+    from tenure.live.record import Look, Record
     from tenure.traces import Trace
 
 _RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2, Severity.NORMAL: 3}
@@ -108,6 +109,8 @@ def conclude(
     for device, other in found.others.items():
         findings += [_of_device(f, device) for f in other.findings if f.severity in _LOUD]
     found.findings = merged(findings)
+    highest = max((c.peak_allocated for c in record.gpu.peaks.values()), default=record.peak)
+    found.calls = answers(record, found.findings, highest)
     found.missing = tuple(dict.fromkeys(missing))
     return found
 

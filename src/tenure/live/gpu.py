@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 RING = 300_000  # events kept; some hundred bytes each
 NEARLY_FULL = 0.8  # of the ring, for a snapshot to be taken at an out-of-memory
 PER_ALLOCATION = 2.2  # events, about: alloc, free requested, free completed, segments
+LOOK_FOR_DEVICES = 64  # marks
 OOMS = 2  # out-of-memories of a run that are looked at
 _ABSENT: Any = object()
 
@@ -69,6 +70,8 @@ class GpuRecord:
         shared: What other processes got of this one's memory.
         limbo: The most bytes seen that only another process held.
         calls: Function -> the script's calls of it.
+        emptied: What empty_cache() returned after the script's end, in bytes, and its seconds;
+            None if it was not tried.
         ooms: Unix times at which memory ran out.
         stacks: How the lines were recorded, in words; "" if always.
         missing: What could not be had, in sentences.
@@ -83,6 +86,7 @@ class GpuRecord:
     use: dict[int, DeviceUse] = field(default_factory=dict)
     shared: tuple[Shared, ...] = ()
     calls: dict[str, Calls] = field(default_factory=dict)
+    emptied: tuple[int, float] | None = None
     ooms: list[float] = field(default_factory=list)
     stacks: str = ""
     missing: list[str] = field(default_factory=list)
@@ -106,6 +110,8 @@ class Gpu:
         self._context: str | None = "all"
         self._ours = False  # the call under way is our own
         self._busy = False
+        self._marks = 0
+        self._changeable: bool | None = None
 
     def arm(self) -> None:
         """Waits for CUDA's first use, without being it."""
@@ -172,14 +178,15 @@ class Gpu:
 
     def can_change_stacks(self) -> bool:
         """Whether changing them leaves what was recorded; older torch begins anew each time."""
-        torch: Any = sys.modules["torch"]
-        function = getattr(torch.cuda.memory, "_record_memory_history_impl", None)
-        return (
-            self.recording
-            and self.record.backend == "native"
-            and function is not None
-            and "clear_history" in inspect.signature(function).parameters
-        )
+        if self._changeable is None:
+            torch: Any = sys.modules["torch"]
+            function = getattr(torch.cuda.memory, "_record_memory_history_impl", None)
+            self._changeable = (
+                self.record.backend == "native"
+                and function is not None
+                and "clear_history" in inspect.signature(function).parameters
+            )
+        return self.recording and self._changeable
 
     def mark(self) -> list[Counters]:
         """The counters of every device in use, which also enter the peaks."""
@@ -203,6 +210,7 @@ class Gpu:
         if not self.record.begun or os.getpid() != self._process:
             return
         torch: Any = sys.modules["torch"]
+        self._marks = 0  # every device
         for counters in self.mark():
             self.record.devices[counters.device] = counters
         self.sharing.look(self._live_addresses)
@@ -214,6 +222,22 @@ class Gpu:
                 self.record.use[device] = device_use(torch, device, self._reserved(device))
         if self.recording:
             self._take_snapshot()
+
+    def try_empty_cache(self) -> None:
+        """Empties the cache once, to know what that takes; the script has ended, all is taken."""
+        if not self.record.devices or os.getpid() != self._process:
+            return
+        torch: Any = sys.modules["torch"]
+        with _tried(self, "empty_cache() could not be timed"):
+            before = sum(c.reserved for c in self.mark())
+            begun, self._ours = time.perf_counter(), True
+            try:
+                torch.cuda.empty_cache()
+            finally:
+                self._ours = False
+            seconds = time.perf_counter() - begun
+            after = sum(c.reserved for c in self.mark())
+            self.record.emptied = (before - after, seconds)
 
     def disarm(self) -> None:
         """Gives PyTorch's functions back."""
@@ -274,6 +298,8 @@ class Gpu:
         def around(before: Any) -> Any:
             @wraps(before)
             def timed(*args: Any, **kwargs: Any) -> Any:
+                if self._ours:
+                    return before(*args, **kwargs)
                 begun = time.perf_counter()
                 result = before(*args, **kwargs)
                 calls = self.record.calls.setdefault(name, Calls())
@@ -296,7 +322,11 @@ class Gpu:
             setattr(module, name, around(before))
 
     def _devices(self, torch: Any) -> list[int]:
-        return list(range(min(torch.cuda.device_count(), 64)))
+        """Those that hold memory; now and then it is looked whether more do by now."""
+        self._marks += 1
+        if self._marks % LOOK_FOR_DEVICES == 1 or not self.record.peaks:
+            return list(range(min(torch.cuda.device_count(), 64)))
+        return list(self.record.peaks)
 
     def _note_peak(self, now: Counters) -> None:
         known = self.record.peaks.get(now.device, now)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tenure.lifetimes.holders import Holder
-    from tenure.live.watching import Birth, Look, Record
+    from tenure.live.record import Birth, Look, Record
 
 LEAST = 1 << 16  # bytes below which nothing is worth a finding
 SHARE = 100  # ... nor below this part of the peak

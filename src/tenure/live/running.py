@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tenure.errors import BadInputError, TenureError
+from tenure.errors import BadInputError, TenureError, UsageError
 from tenure.lifetimes.sources import is_own
-from tenure.live.watching import Record, Watch
+from tenure.live.watching import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tenure.diagnoses import Finding
+    from tenure.live.record import Record
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,11 @@ def run_script(
 
     def imported() -> None:
         if before is not None:
-            before()
+            try:
+                before()
+            except UsageError as error:
+                sys.stderr.write(f"tenure: {error}\n")
+                raise SystemExit(error.exit_code) from None
         watch.start()
 
     when_imported("torch", imported)

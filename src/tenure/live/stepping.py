@@ -20,12 +20,14 @@ class StepMark:
         time: Unix time.
         allocated: Bytes live then.
         peak: Most bytes live in this step, as far as it is known.
+        pending: Bytes freed but waiting for another stream then.
     """
 
     number: int
     time: float
     allocated: int
     peak: int
+    pending: int = 0
 
 
 @dataclass
@@ -36,10 +38,10 @@ class Steps:
     count: int = 0
     _stride: int = 1
 
-    def mark(self, time: float, allocated: int, peak: int) -> StepMark:
+    def mark(self, time: float, allocated: int, peak: int, pending: int = 0) -> StepMark:
         """The end of a step."""
         self.count += 1
-        one = StepMark(self.count, time, allocated, peak)
+        one = StepMark(self.count, time, allocated, peak, pending)
         if self.count % self._stride == 0:
             self.marks.append(one)
             if len(self.marks) >= MOST:

@@ -15,13 +15,13 @@ import os
 import sys
 import time
 import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tenure.lifetimes.holders import Holders, holders
-from tenure.live.frames import FrameCode, Site, user_frames, user_lines
-from tenure.live.gpu import Gpu, GpuRecord
+from tenure.lifetimes.holders import holders
+from tenure.live.frames import FrameCode, user_frames, user_lines
+from tenure.live.gpu import Gpu
 from tenure.live.pacing import Pace
+from tenure.live.record import Birth, Look, Record
 from tenure.live.stepping import StepMark, Steps
 
 if TYPE_CHECKING:
@@ -43,93 +43,6 @@ MOST_LOOKS = 96  # kept
 NEAR = 0.97  # of the last step's height, for the third step to be looked at near its own
 
 
-@dataclass(slots=True)
-class Birth:
-    """A storage that the script made.
-
-    Attributes:
-        serial: Number of its birth.
-        bytes: Its size.
-        device: Such as "cuda:0".
-        lines: The user's frames when it was made, inner first.
-        passes: Backward passes begun before.
-        fate: Empty while it lives; "backward" if a backward pass let it go, else "dropped".
-        fate_passes: Backward passes begun when it went.
-    """
-
-    serial: int
-    bytes: int
-    device: str
-    lines: tuple[Site, ...]
-    passes: int
-    fate: str = ""
-    fate_passes: int = 0
-    reference: Any = None
-
-
-@dataclass(frozen=True)
-class Look:
-    """Holders at one moment.
-
-    Attributes:
-        why: What led to it: "peak", "collect", "often", "failed", "end".
-        operation: Operations that had run.
-        passes: Backward passes begun.
-        live: Live bytes as counted.
-        holders: What held them.
-        births: Storage -> its birth, for those seen being made.
-        lines: The user's running frames, inner first, and the code running in each.
-        collecting: Whether the garbage collector was enabled.
-        time: Unix time at its middle.
-        steps: Optimizer steps made.
-    """
-
-    why: str
-    operation: int
-    passes: int
-    live: int
-    holders: Holders
-    births: dict[int, Birth]
-    lines: tuple[Site, ...]
-    running: tuple[FrameCode, ...]
-    collecting: bool
-    time: float = 0.0
-    steps: int = 0
-
-
-@dataclass
-class Record:
-    """All that a watched run left.
-
-    Attributes:
-        looks: Holders, moment by moment.
-        peak: Most bytes live at once, by counting.
-        end: Bytes live at the end.
-        operations: Operations that ran.
-        passes: Backward passes begun.
-        collected: Bytes that the garbage collector freed, collection by collection.
-        seconds: Spent looking.
-        missing: What was not looked at, in sentences.
-        steps: The optimizer's steps.
-        pinned: Pinned host memory that was asked for: where, how many bytes.
-        gpu: What was seen of the GPUs.
-    """
-
-    looks: list[Look] = field(default_factory=list)
-    peak: int = 0
-    peak_operation: int = 0
-    end: int = 0
-    operations: int = 0
-    passes: int = 0
-    collected: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    missing: list[str] = field(default_factory=list)
-    device: str = "cpu"
-    steps: list[StepMark] = field(default_factory=list)
-    pinned: list[tuple[int, tuple[Site, ...]]] = field(default_factory=list)
-    gpu: GpuRecord = field(default_factory=GpuRecord)
-
-
 class Watch:
     """Counts live bytes and looks at holders; `start` and `stop` around the script."""
 
@@ -149,10 +62,13 @@ class Watch:
         self._serial = 0
         self._backward = False
         self._before_collection = 0
+        self._collection_begun = 0.0
         self._looked_at: tuple[object, ...] = ()
         self._begun = time.monotonic()
         self._steady_since = (0.0, 0.0)  # moment, seconds spent looking until then
         self._step_peak = 0
+        self._step_ended = time.time()
+        self._near = 0.0  # bytes at which the third step is looked at whatever it costs
         self._marked_by_hand = False
         self._mode: Any = None
         self._hooks: list[Any] = []
@@ -182,6 +98,8 @@ class Watch:
         """Takes the end state of the GPUs, while the script's objects still live."""
         if self.started:
             self.gpu.finish()
+            if self.steps.count and not self.gpu.record.ooms:
+                self.gpu.try_empty_cache()
 
     def race_findings(self) -> Iterable[Finding]:
         """What was found of the streams; the races themselves may be over."""
@@ -226,7 +144,7 @@ class Watch:
                 record.peak = self.bytes
                 record.peak_operation = record.operations
         if self.bytes >= self._next:
-            self._next = self.bytes * HIGHER
+            self._next = self.bytes * self._higher()
             self.look("peak", running=(out, args))
         elif record.operations >= self._often:
             self._often *= 2
@@ -245,34 +163,33 @@ class Watch:
         counted = self.gpu.mark()
         allocated = sum(c.allocated for c in counted) or self.bytes
         peak = max(max((c.peak_allocated for c in counted), default=0), self._step_peak)
-        before = self.steps.marks[-1].time if self.steps.marks else now
-        self.steps.mark(now, allocated, peak)
+        seconds, self._step_ended = now - self._step_ended, now
+        pending = sum(c.active - c.allocated for c in counted)
+        last = self.steps.mark(now, allocated, peak, pending)
         number = self.steps.count
         if self._mode is None:
             self.record.passes += 1  # at least one
         if number == WATCHED_STEPS - 1 and self._mode is not None:
-            self._next = min(self._next, self._step_peak * NEAR)
+            self._next = self._near = self._step_peak * NEAR
         self._step_peak = self.bytes
         if self.record.device != "cuda":
             return
         if number >= WATCHED_STEPS:
-            self._become_steady()
-            self._pace(now - before)
+            self._become_steady(last)
+            self._pace(seconds)
             if allocated >= self._next:
                 self._next = allocated * HIGHER
                 self.look("step")
 
-    def _become_steady(self) -> None:
+    def _become_steady(self, last: StepMark) -> None:
         """Leaves operations to PyTorch's history, at a place where that is allowed."""
         if self._mode is not None and self._leave_operations():
             self._steady_since = (time.monotonic(), self.record.seconds)
-            self._next = self.steps.marks[-1].allocated * HIGHER
+            self._next = last.allocated * HIGHER
 
     def _pace(self, seconds: float) -> None:
         """Keeps or drops the lines of the step that begins."""
-        if not self.gpu.recording or self.steps.marks[-1].number <= WATCHED_STEPS:
-            return
-        if not self.gpu.can_change_stacks():
+        if not self.gpu.recording or not self.gpu.can_change_stacks():
             return
         before = self.pace.every
         self.gpu.set_stacks(on=self.pace.next(seconds))
@@ -370,9 +287,14 @@ class Watch:
             return
         if phase == "start":
             self._before_collection = self.bytes
+            self._collection_begun = time.perf_counter()
             if info.get("generation") == 2 and self.bytes >= LEAST:
                 self.look("collect")
-        elif self._before_collection > self.bytes:
+            self._collection_begun = time.perf_counter()  # without the looking
+            return
+        if info.get("generation") == 2 and len(self.record.full_collections) < MOST_LOOKS:
+            self.record.full_collections.append(time.perf_counter() - self._collection_begun)
+        if self._before_collection > self.bytes:
             self.record.collected.append(self._before_collection - self.bytes)
 
     def look(
@@ -411,8 +333,15 @@ class Watch:
             self.busy = False
         return found
 
+    def _higher(self) -> float:
+        """Times this height: the next one that is looked at; further off where looking is dear."""
+        return HIGHER + (self.record.looks[-1].holders.seconds if self.record.looks else 0.0)
+
     def _may_look(self, why: str) -> bool:
         if why in {"end", "failed"}:
+            return True
+        if self._near and self.bytes >= self._near:
+            self._near = 0.0
             return True
         since, spent = self._steady_since
         if not since:
