@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LEAST_UNUSED = 0.15  # of peak reserved, above peak live; below, caching costs what it costs
 LEAST_SHARE = 0.05  # of reserved
-LEAST_BYTES = 32 << 20
+LEAST_BYTES = 64 << 20
 DISTINCT_SIZES = 4  # of one line's requests, above which sizes vary
 
 
