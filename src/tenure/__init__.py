@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tenure.live import guard, install, memory_snapshot, memory_stats, memory_summary, uninstall
+    from tenure.live.steps import step
     from tenure.verbs import diff, explain, holders, load, plan, replay, tune
     from tenure.virtual import virtual_gpu
 
@@ -26,6 +27,7 @@ _DEFINED_IN: dict[str, str] = {
     "memory_summary": "tenure.live",
     "plan": "tenure.verbs",
     "replay": "tenure.verbs",
+    "step": "tenure.live.steps",
     "tune": "tenure.verbs",
     "uninstall": "tenure.live",
     "virtual_gpu": "tenure.virtual",
@@ -43,6 +45,7 @@ __all__ = [
     "memory_summary",
     "plan",
     "replay",
+    "step",
     "tune",
     "uninstall",
     "virtual_gpu",
