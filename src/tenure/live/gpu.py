@@ -106,7 +106,7 @@ class Gpu:
         self.recording = False
         self._ran_out = ran_out
         self._process = os.getpid()
-        self._replaced: list[tuple[Any, str, Any]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
         self._context: str | None = "all"
         self._ours = False  # the call under way is our own
         self._busy = False
@@ -240,10 +240,11 @@ class Gpu:
             self.record.emptied = (before - after, seconds)
 
     def disarm(self) -> None:
-        """Gives PyTorch's functions back."""
+        """Gives PyTorch's functions back, but those that somebody replaced after us."""
         while self._replaced:
-            module, name, before = self._replaced.pop()
-            setattr(module, name, before)
+            module, name, before, ours = self._replaced.pop()
+            if getattr(module, name, None) is ours:
+                setattr(module, name, before)
         self.sharing.disarm()
 
     # --- what PyTorch calls -------------------------------------------------------------------
@@ -318,8 +319,9 @@ class Gpu:
     def _replace(self, module: Any, name: str, around: Callable[[Any], Any]) -> None:
         before = getattr(module, name, _ABSENT)
         if before is not _ABSENT:
-            self._replaced.append((module, name, before))
-            setattr(module, name, around(before))
+            ours = around(before)
+            self._replaced.append((module, name, before, ours))
+            setattr(module, name, ours)
 
     def _devices(self, torch: Any) -> list[int]:
         """Those that hold memory; now and then it is looked whether more do by now."""

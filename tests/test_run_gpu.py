@@ -1,0 +1,282 @@
+"""The CUDA side of tenure run, on a stand-in of torch.cuda's memory functions: nothing it meets may
+stop the script, and what fails becomes one sentence."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tenure.live import beyond
+from tenure.live.driver import DeviceUse, device_use
+from tenure.live.gpu import RING, Counters, Gpu, host_counters
+from tenure.live.record import Record
+from tenure.live.sharing import Shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MIB = 1 << 20
+EMPTY: dict[str, Any] = {"segments": [], "device_traces": [[]], "allocator_settings": {}}
+
+
+class FakeStorage:
+    """A storage on a device; `_share_cuda_` is what sending it to a process calls."""
+
+    device = "cuda:0"
+
+    def __init__(self, address: int, size: int) -> None:
+        self.address, self.size = address, size
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def nbytes(self) -> int:
+        return self.size
+
+    def _share_cuda_(self) -> str:
+        return "handle"
+
+
+class FakeTorch(SimpleNamespace):
+    """Answers as torch does on a machine with one GPU, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.queued: list[Callable[[], None]] = []
+        self.history: list[tuple[Any, ...]] = []
+        self.observers: list[Any] = []
+        self.stats = {"allocated_bytes": 96 * MIB, "active_bytes": 96 * MIB,
+                      "reserved_bytes": 128 * MIB, "requested_bytes": 96 * MIB}  # fmt: skip
+        self.peaks = dict.fromkeys(self.stats, 100 * MIB)
+        self.blocks: list[dict[str, Any]] = []
+        self.backend = "native"
+
+        def record(enabled: Any, *rest: Any) -> None:
+            self.history.append((enabled, *rest))
+
+        def record_history(
+            enabled: Any = "all", context: Any = "all", stacks: str = "all", max_entries: int = 9,
+            clear_history: bool = False,
+        ) -> None:  # fmt: skip
+            native._cuda_record_memory_history(enabled, context, stacks, max_entries, clear_history)
+
+        native = SimpleNamespace(
+            _cuda_memoryStats=self._stats,
+            _cuda_resetPeakMemoryStats=lambda _device: self.peaks.update(self.stats),
+            _cuda_record_memory_history=record,
+            _cuda_emptyCache=lambda: None,
+            _cuda_synchronize=lambda: None,
+            _cuda_ipc_collect=lambda: None,
+            _cuda_getAllocatorBackend=lambda: self.backend,
+            _cuda_attach_out_of_memory_observer=self.observers.append,
+        )
+        memory = SimpleNamespace(
+            _record_memory_history=record_history,
+            _record_memory_history_impl=record_history,
+            _snapshot=lambda: EMPTY,
+            memory_snapshot=lambda: [{"blocks": self.blocks}],
+            host_memory_stats=lambda: {"allocated_bytes.current": 256 * MIB,
+                                       "active_bytes.current": 0, "num_host_alloc": 1},
+        )  # fmt: skip
+        cuda = SimpleNamespace(
+            _lazy_call=self.queued.append,
+            device_count=lambda: 1,
+            is_initialized=lambda: True,
+            mem_get_info=lambda _device: (1000 * MIB, 2000 * MIB),
+            get_device_properties=lambda _device: SimpleNamespace(),
+            empty_cache=lambda: None,
+            memory=memory,
+        )
+
+        class UntypedStorage(FakeStorage):
+            pass
+
+        super().__init__(_C=native, cuda=cuda, UntypedStorage=UntypedStorage)
+
+    def _stats(self, _device: int) -> dict[str, Any]:
+        nested = {
+            name: {"all": {"current": size, "peak": self.peaks[name]}}
+            for name, size in self.stats.items()
+        }
+        nested["allocation"] = {"all": {"allocated": 10}}
+        return nested
+
+    def first_use(self) -> None:
+        for act in self.queued:
+            act()
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    fake = FakeTorch()
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    return fake
+
+
+@pytest.fixture
+def gpu(torch: FakeTorch) -> Gpu:
+    found = Gpu()
+    found.arm()
+    torch.first_use()
+    return found
+
+
+def test_nothing_is_asked_of_cuda_before_its_first_use(torch: FakeTorch) -> None:
+    found = Gpu()
+    found.arm()
+    assert torch.history == []
+    found.finish()
+    assert found.record.snapshot == b""
+    torch.first_use()
+    assert torch.history == [("all", "all", "python", RING, False)]
+
+
+def test_a_forked_process_is_left_alone(torch: FakeTorch, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Gpu()
+    found.arm()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    torch.first_use()
+    assert torch.history == []
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_scripts_own_history_gets_ours_and_does_not_end_it(torch: FakeTorch) -> None:
+    torch.cuda.memory._record_memory_history("all", None, "all", 100)
+    torch.cuda.memory._record_memory_history(None)
+    assert torch.history[1:] == [("all", "all", "all", RING, False)]
+
+
+def test_peaks_outlive_the_scripts_reset(torch: FakeTorch, gpu: Gpu) -> None:
+    torch._C._cuda_resetPeakMemoryStats(0)
+    gpu.finish()
+    assert gpu.record.peaks[0].peak_allocated == 100 * MIB
+    assert gpu.record.devices[0].peak_allocated == 96 * MIB
+
+
+def test_the_end_has_a_snapshot_and_what_the_driver_says(gpu: Gpu) -> None:
+    gpu.finish()
+    assert pickle.loads(gpu.record.snapshot) == EMPTY
+    assert gpu.record.missing == []
+    use = gpu.record.use[0]
+    assert use.used == use.reserved + use.rest == 1000 * MIB
+
+
+def test_a_pluggable_allocator_is_a_clash_and_no_error(torch: FakeTorch) -> None:
+    torch.backend = "pluggable"
+    found = Gpu()
+    found.arm()
+    torch.first_use()
+    found.finish()
+    assert torch.history == []
+    codes = [f.code for f in beyond.findings_of(Record(gpu=found.record), None)]
+    assert codes[0] == "setting.clash"
+
+
+def test_whatever_raises_costs_one_sentence(torch: FakeTorch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: device-side assert triggered\nmore")
+
+    found = Gpu()
+    found.arm()
+    torch.cuda.memory._record_memory_history = fail
+    torch._C._cuda_memoryStats = fail
+    torch.cuda.mem_get_info = fail
+    torch.cuda.memory.host_memory_stats = fail
+    torch.first_use()
+    found.mark()
+    found.mark()
+    found.finish()
+    assert len(found.record.missing) == 3
+    assert all("device-side assert triggered" in text for text in found.record.missing)
+    assert not any("\n" in text for text in found.record.missing)
+
+
+def test_running_out_of_memory_is_looked_at_before_the_stack_unwinds(torch: FakeTorch) -> None:
+    seen: list[str] = []
+    found = Gpu(lambda: seen.append("looked"))
+    found.arm()
+    torch.first_use()
+    for _ in range(5):
+        torch.observers[0](0, MIB, MIB, 0)
+    assert len(found.record.ooms) == 5
+    assert seen == ["looked"] * 2
+
+
+def test_bytes_that_only_another_process_holds_are_found(torch: FakeTorch, gpu: Gpu) -> None:
+    storage = torch.UntypedStorage(4096, 64 * MIB)
+    torch.blocks = [{"address": 4096, "requested_size": 64 * MIB, "state": "active_allocated"}]
+    assert storage._share_cuda_() == "handle"
+    torch._C._cuda_ipc_collect()
+    assert gpu.sharing.held() == ()  # our own tensor holds it as well
+    del storage
+    torch._C._cuda_ipc_collect()
+    gpu.finish()
+    (held,) = gpu.record.shared
+    assert held.held == 64 * MIB
+    codes = {f.code: f.bytes for f in beyond.findings_of(Record(gpu=gpu.record), None)}
+    assert codes["holder.process"] == 64 * MIB
+
+
+def test_what_was_sent_and_came_back_is_held_by_nobody(torch: FakeTorch, gpu: Gpu) -> None:
+    torch.UntypedStorage(4096, 64 * MIB)._share_cuda_()
+    torch._C._cuda_ipc_collect()
+    gpu.finish()
+    assert gpu.record.shared == ()
+
+
+def test_pytorchs_functions_are_given_back(torch: FakeTorch) -> None:
+    before = dict(vars(torch._C))
+    share = torch.UntypedStorage._share_cuda_
+    found = Gpu()
+    found.arm()
+    assert dict(vars(torch._C)) != before
+    found.disarm()
+    assert dict(vars(torch._C)) == before
+    assert torch.UntypedStorage._share_cuda_ is share
+
+
+def test_functions_that_were_replaced_after_us_stay(torch: FakeTorch, gpu: Gpu) -> None:
+    def theirs() -> None:
+        pass
+
+    torch._C._cuda_emptyCache = theirs
+    gpu.disarm()
+    assert torch._C._cuda_emptyCache is theirs
+
+
+def test_pinned_memory_that_is_cached_and_unused_is_named_with_its_line(torch: FakeTorch) -> None:
+    assert host_counters(torch) == {"allocated_bytes": 256 * MIB, "active_bytes": 0}
+    record = Record()
+    record.gpu.host = host_counters(torch)
+    record.pinned = [(129 * MIB, (("train.py", 7, "load"),))]
+    (finding,) = beyond.findings_of(record, None)
+    assert (finding.code, finding.bytes) == ("cache.idle", 256 * MIB)
+    assert any(
+        "129.00 MiB at train.py:7 load, which takes 256.00 MiB" in t for t in finding.evidence
+    )
+
+
+def test_an_empty_allocator_has_a_floor_that_is_the_drivers(torch: FakeTorch) -> None:
+    record = Record()
+    record.gpu.devices[0] = Counters(0, 0, 0, 0, 0, 0, 64, 64, 64, 1)
+    record.gpu.use[0] = device_use(torch, 0, 0)
+    (finding,) = beyond.findings_of(record, None)
+    assert (finding.code, finding.bytes) == ("normal.floor", 1000 * MIB)
+
+
+def test_the_parts_of_a_device_add_up_to_what_is_used() -> None:
+    told = DeviceUse(0, 100, 40, 30, 20, 2, "by NVML")
+    assert told.used == told.reserved + told.rest + (told.others or 0) == 60
+    untold = DeviceUse(0, 100, 40, 30, None, None, "")
+    assert untold.used == untold.reserved + untold.rest
+
+
+def test_a_shared_blocks_receivers_are_named() -> None:
+    record = Record()
+    record.gpu.shared = (Shared(1, MIB, "cuda:0", MIB, ("17 (Process-1)",), 1.0),)
+    (finding,) = beyond.findings_of(record, None)
+    assert any("17 (Process-1)" in text for text in finding.evidence)
