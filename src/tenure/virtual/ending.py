@@ -19,12 +19,12 @@ def exit_code(error: BaseException) -> int:
             return int(error.code or 0) & 0xFF
         sys.stderr.write(f"{error.code}\n")
         return 1
-    _without_our_frames(error)
+    without_our_frames(error)
     sys.excepthook(type(error), error, error.__traceback__)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def _without_our_frames(error: BaseException) -> None:
+def without_our_frames(error: BaseException) -> None:
     """Leaves the frames that a run on a real card would show."""
     frames: list[TracebackType] = []
     trace = error.__traceback__
@@ -37,4 +37,4 @@ def _without_our_frames(error: BaseException) -> None:
     error.__traceback__ = frames[0] if frames else None
     for other in (error.__context__, error.__cause__):
         if other is not None and other is not error:
-            _without_our_frames(other)
+            without_our_frames(other)

@@ -35,6 +35,7 @@ class VirtualRun:
         memory: The card's memory with its record.
         exit_code: Of the script.
         assumptions: What had to be assumed, with its line, and how often.
+        decisive: Those by which the script may have decided what to do.
         operators: How often each operator ran.
         error: The last line of what ended the script; empty if it ended well.
         traits: What the script was seen to do that decides which changes are worth trying.
@@ -46,6 +47,7 @@ class VirtualRun:
     memory: Memory
     exit_code: int = 0
     assumptions: dict[str, int] = field(default_factory=dict)
+    decisive: set[str] = field(default_factory=set)
     operators: dict[str, int] = field(default_factory=dict)
     error: str = ""
     traits: Traits = field(default_factory=Traits)
@@ -121,6 +123,7 @@ def virtual_gpu(
             yield run
     finally:
         run.assumptions = dict(stage.shadows.assumptions)
+        run.decisive = stage.shadows.decisive
         run.operators = {str(f): n for f, n in stage.tracker.operators.items()}
 
 

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ _MOST_DERIVED = 4_000_000  # floats that follow from known values, and not by a 
 _PLAIN_INDEX = 7  # an index that means nothing special: a token that ends no text
 _LONGEST_WAIT = 1_000  # equal answers to one question before the other one is given
 _FINITE = "numbers are finite"
+_FINITE_GRADIENTS = "gradients are finite"
+_HOLDS = {_FINITE, _FINITE_GRADIENTS}  # in every run that is worth asking about
 _PACKAGE = str(Path(__file__).parent)
 _VALUE = "_tenure_value"
 _STALE = "_tenure_stale"
@@ -44,10 +48,13 @@ class Shadows:
 
     Attributes:
         assumptions: "what, at file:line" with how often it was assumed.
+        decisive: Those by which the script may have decided what to do.
     """
 
     def __init__(self) -> None:
         self.assumptions: Counter[str] = Counter()
+        self.decisive: set[str] = set()
+        self._handed: Handed | None = None
 
     def overrides(self) -> dict[Any, Any]:
         """Operators whose result depends on values."""
@@ -81,7 +88,7 @@ class Shadows:
             if not _compute(func, args, kwargs, inputs, outputs):
                 _forget(written)
         elif func is _aten._amp_foreach_non_finite_check_and_unscale_.default:
-            self._assume("gradients are finite")
+            self._assume(_FINITE_GRADIENTS)
         elif func in _OVERWRITES and all(_is_known(t) for t in inputs[1:]):
             _forget(written)
             _overwrite(func, args)
@@ -142,6 +149,9 @@ class Shadows:
         return NotImplemented if numbers is None else func(args[0], numbers)
 
     def _index_put(self, func: Any, args: Any, kwargs: Any) -> Any:
+        value = args[2]
+        if value.numel() == 1 and value.device.type == "cpu":
+            return NotImplemented  # CUDA fills by the mask, whatever it selects
         numbers = self._numbered(args[1])
         if numbers is None:
             return NotImplemented
@@ -235,6 +245,32 @@ class Shadows:
             self._assume(guess)
         return value
 
+    @contextlib.contextmanager
+    def handing_out(self) -> Iterator[Handed]:
+        """Within it, what is assumed decides nothing until `Handed.decided` is called."""
+        handed = self._handed = Handed(self)
+        try:
+            yield handed
+        finally:
+            self._handed = None
+
+    def array_of(self, tensor: Any) -> Any:
+        """The values of a tensor as a script takes them out as a whole, assumed if not known."""
+        value = self._read(tensor)
+        if value is not None:
+            return value
+        number = 1 if tensor.dtype.is_floating_point else 0
+        with self.handing_out() as handed:
+            self._assume(f"unknown elements are {number}")
+        if not tensor.dtype.is_floating_point:  # indices, sizes, truth values
+            handed.decided()
+        with torch._C._DisableTorchDispatch():
+            return torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
+
+    def assume(self, what: str) -> None:
+        """Notes an assumption that is not about a value."""
+        self._assume(what)
+
     def _assume(self, what: str) -> int:
         """Notes an assumption; how often it was made at this line."""
         frame: Any = sys._getframe(1)
@@ -245,8 +281,29 @@ class Shadows:
                 place = f"{file}:{frame.f_lineno}"
                 break
             frame = frame.f_back
-        self.assumptions[f"{what}, at {place}"] += 1
-        return self.assumptions[f"{what}, at {place}"]
+        text = f"{what}, at {place}"
+        self.assumptions[text] += 1
+        if self._handed is not None:
+            self._handed.texts.append(text)
+        elif what not in _HOLDS:
+            self.decisive.add(text)
+        return self.assumptions[text]
+
+
+class Handed:
+    """What was assumed for a number that a script took: it matters once the script decides by it.
+
+    Attributes:
+        texts: As in `Shadows.assumptions`.
+    """
+
+    def __init__(self, shadows: Shadows) -> None:
+        self.texts: list[str] = []
+        self._shadows = shadows
+
+    def decided(self) -> None:
+        """Notes that the script decided by it."""
+        self._shadows.decisive.update(self.texts)
 
 
 def value_of(tensor: Any) -> Any:

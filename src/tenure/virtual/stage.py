@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import builtins
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch._library import fake_impl
 from torch._subclasses import fake_tensor
 
-from tenure.virtual import face, selection
+from tenure.virtual import face, outside, recurrent, selection
 from tenure.virtual.card import kernels_of
 from tenure.virtual.shadow import Shadows
 from tenure.virtual.tracker import Tracker
@@ -65,8 +64,8 @@ class Stage:
         self.tracker = Tracker(memory, self.kernels)
         self.shadows = Shadows()
         self.patches = Patches()
-        self.tracker.overrides.update(selection.overrides())
-        self.tracker.overrides.update(self.shadows.overrides())
+        self.tracker.override(self.shadows.overrides())
+        self.tracker.override(selection.overrides())
         self.tracker.after.append(self.shadows.follow)
 
     def __enter__(self) -> Self:
@@ -101,13 +100,38 @@ class Stage:
         )
         put(torch._subclasses, "FakeTensor", _seen_only_by_torch(fake))
         put(torch.Tensor, "__deepcopy__", _deep_copier(torch.Tensor.__deepcopy__))
-        put(torch, "save", _save)
+        for owner in (torch, torch.autograd.grad_mode):
+            put(owner, "inference_mode", _InferenceMode)
+        outside.paint(self.patches, self.shadows)
         put(fake_impl.FakeImplCtx, "new_dynamic_size", self._assumed_size)
+        recurrent.paint(self.patches, self.tracker, self.shadows)
 
     def _assumed_size(self, *, min: int = 0, max: int | None = None) -> int:  # noqa: A002
         """A size that an operator of another library leaves to its values."""
         operator, shapes = self.tracker.running
         return builtins.max(min, self.shadows.size_of(str(operator), shapes, max))
+
+
+class _InferenceMode(torch.no_grad):  # type: ignore[misc]  # torch is not there for mypy
+    """torch.inference_mode without what fake tensors cannot do; it needs the same memory."""
+
+    def __new__(cls, mode: Any = True) -> Any:
+        return super().__new__(cls) if isinstance(mode, bool) else cls()(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        super().__init__()
+        self.mode = mode
+
+    def __enter__(self) -> None:
+        if self.mode:
+            super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self.mode:
+            super().__exit__(*error)
+
+    def clone(self) -> Any:
+        return type(self)(self.mode)
 
 
 def _seen_only_by_torch(fake: Any) -> Any:
@@ -143,15 +167,6 @@ def _deep_copier(original: Any) -> Any:
         return memo[id(self)]
 
     return copied
-
-
-def _save(_value: Any, f: Any, *_args: Any, **_kwargs: Any) -> None:
-    """torch.save without data to save: says so where the file would be."""
-    text = b"written by a virtual GPU: no data\n"
-    if hasattr(f, "write"):
-        f.write(text)
-    else:
-        Path(f).write_bytes(text)
 
 
 def _moved(tensor: Any, changed: Any) -> None:

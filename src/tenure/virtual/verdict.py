@@ -28,7 +28,6 @@ _UNKNOWN_TEXT = """
 """
 # Operators whose CUDA kernels take temporaries that no rule here describes.
 _UNKNOWN = frozenset(f"aten.{name}" for name in _UNKNOWN_TEXT.split())
-_CONVOLUTIONS = frozenset(("aten.convolution", "aten.convolution_backward"))
 # How far off peaks may be, as parts of them: allocated, reserved (docs/virtual.md).
 _PLAIN, _GUESSED = (0.01, 0.04), (0.02, 0.05)
 
@@ -58,13 +57,18 @@ class Verdict:
         message: Of the first request that failed, as PyTorch words it.
         failed_at: The line that made it.
         failures: How many requests failed; the script may have caught some.
+        error: What else ended the script: its last line; empty if nothing did.
+        stopped: Whether it was ended after as many optimizer steps as were asked for.
+        steps: Most steps that one optimizer made.
         confidence: "exact" where only rules confirmed to the byte were used, "modelled" with
             guesses within bars, "unknown" where operators or values are not known.
-        allocated: Lowest and highest peak allocated; None where no bar holds.
+        allocated: Lowest and highest peak allocated, if what was assumed holds; None where no
+            bar does.
         reserved: The same of peak reserved.
         modelled: Operators whose temporaries are modelled, with how often each ran.
         unknown: Operators whose temporaries are not known, likewise.
         assumptions: Values that were assumed, with the line, and how often.
+        decisive: Those of them by which the script may have decided what to do.
         cards: Every card's answer, smallest first.
     """
 
@@ -73,12 +77,16 @@ class Verdict:
     message: str
     failed_at: str
     failures: int
+    error: str
+    stopped: bool
+    steps: int
     confidence: str
     allocated: tuple[int, int] | None
     reserved: tuple[int, int] | None
     modelled: dict[str, int]
     unknown: dict[str, int]
     assumptions: dict[str, int]
+    decisive: frozenset[str]
     cards: tuple[Fit, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -91,12 +99,16 @@ class Verdict:
             "message": self.message,
             "failed_at": self.failed_at,
             "failures": self.failures,
+            "error": self.error,
+            "stopped": self.stopped,
+            "steps": self.steps,
             "confidence": self.confidence,
             "peak_allocated_range": list(self.allocated) if self.allocated else None,
             "peak_reserved_range": list(self.reserved) if self.reserved else None,
             "modelled": self.modelled,
             "unknown": self.unknown,
             "assumptions": self.assumptions,
+            "decisive": sorted(self.decisive),
             "cards": [
                 {"card": f.card.name, "usable": f.card.usable, "fits": f.fits, "tight": f.tight}
                 for f in self.cards
@@ -105,25 +117,42 @@ class Verdict:
 
     def text(self) -> str:
         """The same for people."""
+        lines = [f"{self.card.title}: {self._answer()} (virtual run)."]
+        if self.failures:
+            times = f" {self.failures:,} times, first" if self.failures > 1 else ""
+            lines.append(f"  out of memory{times} at {self.failed_at}")
+        if self.error:
+            lines.append(f"  the script ended with {self.error}")
+        if self.stopped:
+            lines.append(f"  ended after {self.steps} optimizer steps, as asked for")
+        return "\n".join([*lines, self.basis(), *cards_text(self.cards)]) + "\n"
+
+    def _answer(self) -> str:
+        if self.failures:
+            return "does NOT fit"
+        if self.error:
+            return "the script failed before its end; what it had asked for until then fits"
+        return "fits"
+
+    def basis(self) -> str:
+        """What the figures rest on, for people."""
         words = {
             "exact": "Every temporary is modelled by a rule that recordings confirmed.",
             "modelled": "Some temporaries are guesses; the ranges hold for those tried.",
             "unknown": "Some of what it rests on is not known, so no range is given:",
         }
-        lines = [f"{self.card.title}: {'fits' if self.fits else 'does NOT fit'} (virtual run)."]
-        if not self.fits:
-            times = f"{self.failures:,} times, first" if self.failures > 1 else ""
-            lines.append(f"  out of memory {times} at {self.failed_at}".replace("  at", " at"))
-        lines.append(words[self.confidence])
+        lines = [words[self.confidence]]
+        if self.confidence == "unknown" and self.allocated:
+            lines = ["The script decided by values that nobody computed. If what is assumed holds:"]
         for name, span in (("allocated", self.allocated), ("reserved", self.reserved)):
             if span:
-                lines.append(
-                    f"  peak {name}: between {format_bytes(span[0])} and {format_bytes(span[1])}"
-                )
+                low, high = map(format_bytes, span)
+                lines.append(f"  peak {name}: between {low} and {high}")
         lines += [f"  unmodelled: {name} ({count:,} x)" for name, count in self.unknown.items()]
-        lines += [f"  assumed: {what} ({count:,} x)" for what, count in self.assumptions.items()]
-        lines += cards_text(self.cards)
-        return "\n".join(lines) + "\n"
+        for what, count in self.assumptions.items():
+            use = "" if what in self.decisive else "; nothing was decided by it"
+            lines.append(f"  assumed: {what} ({count:,} x){use}")
+        return "\n".join(lines)
 
 
 def cards_text(cards: tuple[Fit, ...]) -> list[str]:
@@ -140,11 +169,12 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
     """The answer of a run; the trace is asked for only where a card is a close call."""
     modelled, unknown, guessed = _operators(run)
     peak = run.peak()
-    sure = not unknown and not run.assumptions
+    sure = not unknown and not run.decisive and not run.error
+    known = not unknown and not run.error  # what was assumed may still hold
     bars = _GUESSED if guessed else _PLAIN
     failed = run.memory.failed
     spans: list[tuple[int, int] | None] = [
-        (int(peak[name] * (1 - bar)), int(peak[name] * (1 + bar))) if sure and not failed else None
+        (int(peak[name] * (1 - bar)), int(peak[name] * (1 + bar))) if known and not failed else None
         for name, bar in zip(("allocated", "reserved"), bars, strict=True)
     ]
     measured = run.memory.measured
@@ -155,12 +185,16 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
         message=failed,
         failed_at=run.memory.failed_at,
         failures=run.memory.failures,
+        error="" if failed else run.error,
+        stopped=run.stopped,
+        steps=run.traits.steps,
         confidence=confidence,
         allocated=spans[0],
         reserved=spans[1],
         modelled=modelled,
         unknown=unknown,
         assumptions=run.assumptions,
+        decisive=frozenset(run.decisive),
         cards=() if failed else fits_of(trace, peak["allocated"], peak["reserved"]),
     )
 
@@ -176,7 +210,7 @@ def _operators(run: VirtualRun) -> tuple[dict[str, int], dict[str, int], bool]:
             modelled[name] = modelled.get(name, 0) + count
         elif name in _UNKNOWN:
             unknown[name] = unknown.get(name, 0) + count
-    return modelled, unknown, bool(_CONVOLUTIONS & set(modelled))
+    return modelled, unknown, bool(hidden.guessed() & set(modelled))
 
 
 def fits_of(trace: Callable[[], Trace], allocated: int, reserved: int) -> tuple[Fit, ...]:
