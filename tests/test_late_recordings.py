@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from scene import Scene, line
 from shared_data import ABSENT, GOLDEN, name_of, traces
 from tenure.diagnoses import explain
 from tenure.replays import recorded_replay, replay
 from tenure.snapshots import Snapshot, read_snapshot, to_trace
 from tenure.traces import Action
+from tenure.units import MIB
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -233,3 +235,14 @@ def test_a_recording_from_the_start_has_no_such_note() -> None:
     for path in SMALL:
         codes = {note.code for note in whole(path)[0].notes}
         assert not codes & {"trace.late", "trace.truncated", "trace.ambiguous"}
+
+
+def test_a_late_recording_needs_at_least_what_was_live_before_it() -> None:
+    scene = Scene()
+    kept = scene.make(100, line(3))
+    scene.make(5, line(4))
+    scene.drop(kept, where=line(5))
+    explanation = explain(scene.recording(len(scene.rows) - 2))
+    assert explanation.replay.peak.allocated == 105 * MIB
+    assert explanation.candidates
+    assert all(c.smallest_capacity >= 105 * MIB for c in explanation.candidates)

@@ -112,6 +112,9 @@ def _try(
         peaks.append(other["peaks"]["reserved"]["bytes"])
     within = max(peaks) // ROUGHLY if roughly else STEP
     least = smallest_capacity(trace, settings, calls=calls, enough=max(peaks), within=within)
+    if trace.start:  # its requests may run in less than was live before them
+        live = free["peaks"]["allocated"]["bytes"]
+        least = max(least, -(-live // STEP) * STEP)
     asked = free
     if capacity is not None:
         asked = feed(trace, replace(settings, limit=capacity), calls=calls, compare=False)

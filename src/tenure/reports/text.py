@@ -94,11 +94,11 @@ def _headline(explanation: Explanation) -> list[str]:
             f"Only the state when the file was written: {format_bytes(peak.allocated)} live, "
             f"{format_bytes(peak.reserved)} reserved. What came before is not in it."
         )
-    ratio = peak.reserved / max(peak.allocated, 1)
+    ratio = f" ({peak.reserved / peak.allocated:.2f} x)" if peak.allocated >= MIB else ""
     flat, rounds = explanation.flat_since, explanation.rounds
     text = (
         f"Nothing wrong. Peak {format_bytes(peak.allocated)} live, {format_bytes(peak.reserved)} "
-        f"reserved ({ratio:.2f} x)"
+        f"reserved{ratio}"
     )
     if flat is not None and rounds is not None:
         text += f", flat since {rounds.per} {flat:,} of {rounds.last_number:,}"

@@ -37,7 +37,9 @@ def note_late(events: Events, start: tuple[StartSegment, ...]) -> Note:
     blocks = [b for s in start for b in s.blocks if not b.pending]
     held = sum(b.size for b in blocks) / MIB
     count = len(events)
-    there = f"{len(blocks):,} blocks ({held:,.1f} MiB) were live before its first event"
+    one = len(blocks) == 1
+    number = "1 block" if one else f"{len(blocks):,} blocks"
+    there = f"{number} ({held:,.1f} MiB) {'was' if one else 'were'} live before its first event"
     if looks_like_a_full_ring(count):
         return Note(
             "trace.truncated",
