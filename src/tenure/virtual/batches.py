@@ -251,7 +251,8 @@ def _next(
 
 def _foretold(good: dict[int, Outcome], usable: int) -> int:
     """The largest value that fits if memory is a straight line through the two nearest runs."""
-    nearest = sorted(good, key=lambda v: abs(good[v].allocated - usable))[:2]
+    distinct = {good[value].allocated: value for value in sorted(good)}
+    nearest = [distinct[size] for size in sorted(distinct, key=lambda s: abs(s - usable))[:2]]
     if len(nearest) < 2:
         return max(good, default=1) * 2
     low, high = sorted(nearest)
@@ -262,9 +263,11 @@ def _foretold(good: dict[int, Outcome], usable: int) -> int:
 
 
 def _is_level(good: dict[int, Outcome]) -> bool:
-    """Whether the two largest values need the same."""
-    largest = sorted(good)[-2:]
-    return len(largest) == 2 and good[largest[0]].allocated == good[largest[1]].allocated
+    """Whether the largest value needs no more than one at most half as large, well apart."""
+    largest = max(good)
+    below = max((value for value in good if value <= largest // 2), default=0)
+    apart = below and largest >= 4 * min(good)
+    return bool(apart and good[below].allocated == good[largest].allocated)
 
 
 def _conclusion(tried: dict[int, Outcome], step: int) -> tuple[int | None, list[str]]:
