@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -29,8 +29,9 @@ def some(
     return st.lists(kind, max_size=2, unique=True).map(tuple)
 
 
-def steps(what: str, **fields: st.SearchStrategy[object]) -> st.SearchStrategy[Step]:
-    return st.fixed_dictionaries(fields).map(lambda drawn: Step(what)._replace(**drawn))
+def steps(what: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Step]:
+    drawn: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(fields)
+    return drawn.map(lambda values: Step(what, **values))
 
 
 launches = steps("launch", stream=streams, reads=some(cells | host_cells), writes=some(cells))
@@ -49,10 +50,14 @@ memory = st.one_of(
     steps("keep", stream=streams, buffer=st.integers(0, 1)),
 )
 accessing = st.lists(launches | orders | host_accesses | copies, max_size=12).map(valid)
-freeing = st.lists(launches | orders | memory, max_size=12).map(valid)
+freeing = st.tuples(
+    st.lists(launches | orders, min_size=1, max_size=6),
+    st.lists(memory, max_size=4),
+    st.lists(launches | orders | memory, max_size=5),
+).map(lambda parts: valid([step for part in parts for step in part]))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(accessing)
 def test_a_conflict_is_told_exactly_where_no_chain_of_waits_leads(program: list[Step]) -> None:
     graph = reference(program)
@@ -60,7 +65,7 @@ def test_a_conflict_is_told_exactly_where_no_chain_of_waits_leads(program: list[
     assert check(program).steps == expected
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(freeing)
 def test_a_free_is_told_exactly_where_a_request_may_meet_a_use(program: list[Step]) -> None:
     assert check(program).freed == reference(program).reusable
@@ -80,7 +85,7 @@ def test_programs_called_clean_have_one_result_and_others_more(program: list[Ste
         assert len(results) > 1
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(freeing)
 def test_programs_called_clean_have_one_result_though_memory_is_reused(
     program: list[Step],

@@ -165,8 +165,9 @@ class Calls:
         except (ImportError, AttributeError):
             return
         for registry, callback in heard:
-            registry.add_callback(callback)
-            self._heard.append((registry, callback))
+            quiet = functools.partial(self.recorder.quietly, callback)
+            registry.add_callback(quiet)
+            self._heard.append((registry, quiet))
         self.hears_all = True
 
     def _heard_by(self, trace: Any) -> list[tuple[Any, Any]]:

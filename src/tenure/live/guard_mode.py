@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tenure.live.guard_recorder import Recorder
     from tenure.streams import Site, StreamId, Use
 
+_TRACED = frozenset({"FakeTensor", "FunctionalTensor"})  # tensors without data
+
 
 class Work:
     """One operator's call."""
@@ -247,6 +249,8 @@ def dispatch_mode(operators: Operators) -> Any:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             for kind in types:
+                if kind.__name__ in _TRACED and operators.recorder.device.real:
+                    return func(*args, **(kwargs or {}))  # torch.compile looks ahead
                 if hasattr(kind, "__tensor_flatten__"):
                     return NotImplemented  # it unwraps itself; its parts come here then
             return operators.call(func, args, kwargs or {})

@@ -197,12 +197,14 @@ class Recorder:
             return
         key = storage._cdata
         block = self.checker.blocks.get(key)
-        if block is not None:
-            if not block.bytes and storage.nbytes():  # `out=` of a tensor that was empty
-                block.bytes, block.owner = storage.nbytes(), stream
-                block.address = self.device.address(storage)
+        races: list[Race] = []
+        if block is None:
+            races = self._meet(storage, key, stream, site, plan.name)
+        elif block.bytes or not storage.nbytes():
             return
-        races = self._meet(storage, key, stream, site, plan.name)
+        else:  # `out=` of a tensor that was empty
+            block.bytes, block.owner, block.born = storage.nbytes(), stream, site
+            block.address = self.device.address(storage)
         extent = extent_of(tensor)
         if filled and extent is not None:
             with self._lock:
@@ -320,7 +322,8 @@ class Recorder:
     def resizes(self, storage: Any, *_size: int) -> None:
         """A storage gives its memory back and gets other memory."""
         key = storage._cdata
-        if key in self.checker.blocks and storage.device.type == "cuda":
+        block = self.checker.blocks.get(key)
+        if block is not None and block.owner is not None:
             self._bury(key, user_site())
 
     def resized(self, storage: Any) -> None:
@@ -406,7 +409,7 @@ class Recorder:
             events = [self.device.event(stream) for stream in block.recorded]
 
             def done() -> bool:
-                return all(event.query() for event in events)
+                return all(self.device.done(event) for event in events)
 
         with self._lock:
             self.pending.add(block, site, self.checker.clocks, done)
