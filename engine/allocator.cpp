@@ -179,15 +179,22 @@ Block* Allocator::hand_out(Block* block, const Request& request) {
         statistics_.inactive_split_bytes.decrease(small, block->size);
         statistics_.inactive_split.decrease(small, 1);
     }
+    make_live(block, request.requested);
+    return block;
+}
+
+void Allocator::make_live(Block* block, Bytes requested) {
+    Home& home = *block->segment->home;
+    const bool small = home.half->small;
     block->state = BlockState::live;
-    block->requested = request.requested;
+    block->requested = requested;
+    home.live += {1, block->size, requested};
     statistics_.allocation.increase(small, 1);
     statistics_.allocated_bytes.increase(small, block->size);
     statistics_.active.increase(small, 1);
     statistics_.active_bytes.increase(small, block->size);
-    statistics_.requested_bytes.increase(small, block->requested);
+    statistics_.requested_bytes.increase(small, requested);
     if (is_oversize(settings_, block->size)) statistics_.oversize_allocations.increase(1);
-    return block;
 }
 
 // Cuts [address, address + size) off the front; the old Block keeps the tail and is cached.
@@ -249,40 +256,16 @@ void Allocator::fail(const Request& request) {
 }
 
 Block* Allocator::new_block(Segment* segment, Address address, Bytes size) {
-    constexpr std::size_t slab = 256;
-    if (!spare_blocks_) {
-        slabs_.push_back(std::make_unique<Block[]>(slab));
-        for (std::size_t i = 0; i < slab; ++i) {
-            slabs_.back()[i].next = spare_blocks_;
-            spare_blocks_ = &slabs_.back()[i];
-        }
-    }
-    Block* block = spare_blocks_;
-    spare_blocks_ = block->next;
-    block->next = nullptr;
+    Block* block = segment->home->blocks.take();
     block->segment = segment;
     block->address = address;
     block->size = size;
     return block;
 }
 
-// pre: in no list. Field by field: this is on the common path, and a Block is large.
-void Allocator::delete_block(Block* block) {
-    block->requested = 0;
-    block->previous = nullptr;
-    block->order = 0;
-    block->state = BlockState::cached;
-    block->waiting_events = 0;
-    block->searches_seen = 0;
-    block->stamp = 0;
-    block->tag = -1;
-    block->uses.clear();
-    block->next = spare_blocks_;
-    spare_blocks_ = block;
-}
-
 Segment* Allocator::add_segment(Address address, Bytes size, Home& home, Bytes granule) {
     auto segment = std::make_unique<Segment>();
+    ++segment_changes_;
     segment->address = address;
     segment->size = size;
     segment->home = &home;
@@ -295,7 +278,8 @@ Segment* Allocator::add_segment(Address address, Bytes size, Home& home, Bytes g
 }
 
 void Allocator::drop_segment(Segment* segment) {
-    delete_block(segment->first);
+    ++segment_changes_;
+    segment->home->blocks.give_back(segment->first);
     std::swap(segments_[segment->index], segments_.back());
     segments_[segment->index]->index = segment->index;
     segments_.pop_back();

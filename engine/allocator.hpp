@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
@@ -96,6 +97,27 @@ class Allocator {
     void on_last_resort(std::function<bool()> collect) { elastic_.collect = std::move(collect); }
     const ElasticStatistics& elastic_statistics() const { return elastic_.chunks.meter.counts; }
 
+    // Elastic rules, for callers that let streams be served side by side (lane.hpp). allocate_in
+    // and free_in may run for several lanes at once; nothing else may run beside them.
+    Lane lane(Stream stream);
+    bool serves_lanes() const;  // else lanes have to wait: for a capture, events, a log
+    Block* allocate_in(Lane& lane, Bytes requested);  // null: takes more than the lane has
+    bool free_in(Lane& lane, Block* block);           // false likewise
+    // While nothing moves, each lane is counted; before lanes go on, they are dealt their room.
+    void count(Lane& lane);
+    void deal(std::span<Lane* const> lanes);
+
+    // What is live in a private pool; and live again, in this order, once all that is live in it
+    // was freed. Throws UsageError where memory that a block had is no longer the pool's.
+    struct Checkpointed {
+        Address address;
+        Bytes size;
+        Bytes requested;
+        std::int64_t tag;
+    };
+    std::vector<Checkpointed> checkpoint(PoolId pool) const;
+    std::vector<Block*> restore_checkpoint(PoolId pool, std::span<const Checkpointed> blocks);
+
     // Places a segment as some earlier run left it: its live and pending blocks, ascending; the
     // gaps are cached (or unmapped, where `mapped` says so). Throws BadInput if they do not fit.
     struct Range {
@@ -161,6 +183,8 @@ class Allocator {
     // Of each private pool that ever had memory, also of those that are gone.
     const std::map<PoolId, PoolCounter>& private_reserved() const { return private_reserved_; }
     const std::vector<std::unique_ptr<Segment>>& segments() const { return segments_; }
+    // Grows with each segment that comes or goes.
+    std::uint64_t segment_changes() const { return segment_changes_; }
 
   private:
     friend void check(const Allocator& allocator);
@@ -225,6 +249,7 @@ class Allocator {
     Block* search_harder(Request& request);
     Block* borrow(Request& request);
     Block* hand_out(Block* block, const Request& request);
+    void make_live(Block* block, Bytes requested);
     Block* split_front(Block* block, Bytes size);
     Block* grow(const Request& request, bool last_attempt);
     Block* new_segment(const Request& request);
@@ -234,7 +259,6 @@ class Allocator {
     Pool& pool_at(PoolId id) { return id.is_default() ? *default_pool_ : named_pool(id); }
     Pool& named_pool(PoolId id);
     Block* new_block(Segment* segment, Address address, Bytes size);
-    void delete_block(Block* block);
     std::uint64_t new_block_order() const;  // for a segment's first block
     std::uint64_t part_order(const Block& whole) const;
     Segment* add_segment(Address address, Bytes size, Home& home, Bytes granule);
@@ -245,7 +269,12 @@ class Allocator {
     // streams.cpp: free, uses, events
     void start_waiting(Block* block);
     void record_events(Block* block);
+    struct Merged {  // with a block that was put back
+        std::int64_t neighbours = 0;
+        Bytes bytes = 0;
+    };
     void make_cached(Block* block);
+    Merged put_back(Block* block);
     Bytes merge(Block* block, Block* neighbour);
     void poll_events();
     void wait_for_all_events();
@@ -267,6 +296,10 @@ class Allocator {
 
     // states.cpp: from and to a listing of blocks
     void count_restored(const Segment& segment);
+
+    // checkpoints.cpp
+    Block* cached_around(PoolId pool, Address address, Bytes size) const;
+    Block* carve(Block* block, const Checkpointed& range);
 
     // arena.cpp: expandable segments
     Block* grow_arena(const Request& request);
@@ -318,6 +351,7 @@ class Allocator {
     bool alias(const Victim& victim, Home& home, Address address);
 
     // waits.cpp: when work on free memory is over; giving memory back
+    bool is_mark_due(const StreamClock& clock) const;
     void note_free(StreamClock& clock, Block* block);
     const StreamClock::Mark* mark(StreamClock& clock, std::uint64_t stamp);
     void finish_marks(StreamClock& clock, std::uint64_t stamp);
@@ -348,15 +382,13 @@ class Allocator {
     std::map<PoolId, PoolCounter> private_reserved_;
     Pool* default_pool_;
     std::vector<std::unique_ptr<Segment>> segments_;
+    std::uint64_t segment_changes_ = 0;
     std::map<Stream, std::deque<PendingEvent>> events_;
     std::vector<Block*> held_;      // pending by the record's word, see free_pending
     std::vector<Block*> deferred_;  // freed during a capture while other streams used them
     std::vector<SegmentEvent>* log_ = nullptr;
     std::vector<CompletedFree>* completed_ = nullptr;
     ElasticState elastic_;
-
-    std::vector<std::unique_ptr<Block[]>> slabs_;
-    Block* spare_blocks_ = nullptr;  // chained by `next`
 };
 
 }  // namespace tenure

@@ -1,9 +1,9 @@
 // The free blocks of one pool on one stream, ordered by (size, order, address).
 //
-// Bins by size, four to a power of two, so that each is shallow; in each an intrusive zip tree
-// (Tarjan, Levy, Timmel 2018): a search tree by key that is a heap by a random rank, so insertion
-// unzips one path, removal zips two, and nothing is ever allocated. Keys must not change while a
-// block is in the list.
+// Bins by size, sixteen to a power of two, so that most hold one block or none; in each an
+// intrusive zip tree (Tarjan, Levy, Timmel 2018): a search tree by key that is a heap by a random
+// rank, so insertion unzips one path, removal zips two, and nothing is ever allocated. Keys must
+// not change while a block is in the list.
 #pragma once
 
 #include <algorithm>
@@ -64,12 +64,13 @@ class FreeList {
     std::size_t size() const { return size_; }
 
   private:
-    static constexpr std::size_t bins = 256;  // for every size below 2^63; the last holds nothing
+    static constexpr std::size_t steps = 16;         // bins to a power of two
+    static constexpr std::size_t bins = 64 * steps;  // the last holds nothing
 
     static std::size_t bin_of(Bytes size) {
-        const auto bytes = static_cast<std::uint64_t>(std::max(size, Bytes{4}));
+        const auto bytes = static_cast<std::uint64_t>(std::max(size, Bytes{steps}));
         const auto log2 = static_cast<std::size_t>(std::bit_width(bytes)) - 1;
-        return 4 * log2 + (bytes >> (log2 - 2)) % 4;
+        return steps * log2 + (bytes >> (log2 - std::countr_zero(steps))) % steps;
     }
 
     // The nearest bin with a block in it, from `bin` on or before `bin`; if none, the last bin.

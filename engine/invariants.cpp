@@ -182,6 +182,12 @@ void check_home(const Home& home, Sums& listed) {
     }
 }
 
+// What the homes count as live, against the walk and the statistics.
+void check_live(const Counts& counted, const Sums& sums) {
+    require(counted.blocks == sums.live_blocks, "homes count their live blocks");
+    require(counted.allocated == sums.live, "homes count the bytes of live blocks");
+}
+
 void check_counters(const Statistics& statistics, const Sums& sums) {
     auto equal = [](const PoolCounter& counter, std::int64_t sum, const char* rule) {
         require(counter.all.current == sum, rule);
@@ -235,9 +241,14 @@ void check(const Allocator& allocator) {
     sums.mapped += check_chunk_table(allocator.elastic_, arenas);
     for (auto& [stream, clock] : allocator.elastic_.clocks) check_clock(clock);
     Sums listed;
+    Counts live;
     for (auto& [id, pool] : allocator.pools())
         for (const PoolHalf* half : {&pool->small, &pool->large})
-            for (auto& home : half->homes) check_home(*home, listed);
+            for (auto& home : half->homes) {
+                check_home(*home, listed);
+                live += home->live;
+            }
+    check_live(live, sums);
     require(listed.cached_blocks == sums.cached_blocks, "every cached block is listed once");
     require(listed.unmapped_blocks == sums.unmapped_blocks, "every unmapped range is listed once");
     require(allocator.reserved_ == sums.mapped, "the limit is compared with reserved bytes");

@@ -85,7 +85,10 @@ bool LateStart::shrink(Block* block, Bytes rounded) {
     before->size += more;
     free.insert(block);
     statistics.active_bytes.increase(small, more);
-    if (before->state == BlockState::live) statistics.allocated_bytes.increase(small, more);
+    if (before->state == BlockState::live) {
+        statistics.allocated_bytes.increase(small, more);
+        before->segment->home->live.allocated += more;
+    }
     statistics.inactive_split_bytes.decrease(small, more);
     return true;
 }

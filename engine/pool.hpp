@@ -7,7 +7,9 @@
 #include <set>
 #include <vector>
 
+#include "engine/block_store.hpp"
 #include "engine/free_list.hpp"
+#include "engine/lane.hpp"
 #include "engine/segment.hpp"
 
 namespace tenure {
@@ -26,7 +28,9 @@ struct Home {
     PoolHalf* half = nullptr;
     Stream stream = 0;
     StreamClock* clock = nullptr;  // elastic rules only
+    Counts live;
     FreeList free;
+    BlockStore blocks;
     std::set<Block*, LowerAddress> unmapped;
 };
 

@@ -139,6 +139,7 @@ void Allocator::count_restored(const Segment& segment) {
         statistics_.active_bytes.increase(small, block->size);
         statistics_.requested_bytes.increase(small, block->requested);
         if (block->state == BlockState::pending) continue;
+        segment.home->live += {1, block->size, block->requested};
         statistics_.allocation.increase(small, 1);
         statistics_.allocated_bytes.increase(small, block->size);
         if (is_oversize(settings_, block->size)) statistics_.oversize_allocations.increase(1);

@@ -13,6 +13,7 @@ struct Counter {
     std::int64_t peak = 0;
     std::int64_t allocated = 0;  // sum of all increases
     std::int64_t freed = 0;      // sum of all decreases
+    bool operator==(const Counter&) const = default;
 
     void increase(std::int64_t amount) {
         current += amount;
@@ -22,6 +23,12 @@ struct Counter {
     void decrease(std::int64_t amount) {
         current -= amount;
         freed += amount;
+    }
+    // Increases and decreases of which no moment passed the peak.
+    void settle(std::int64_t more, std::int64_t less) {
+        current += more - less;
+        allocated += more;
+        freed += less;
     }
     void change(std::int64_t amount) {
         if (amount > 0) increase(amount);
@@ -35,6 +42,7 @@ struct PoolCounter {
     Counter all;
     Counter small_pool;
     Counter large_pool;
+    bool operator==(const PoolCounter&) const = default;
 
     Counter& of(bool small) { return small ? small_pool : large_pool; }
     void increase(bool small, std::int64_t amount) {
@@ -44,6 +52,10 @@ struct PoolCounter {
     void decrease(bool small, std::int64_t amount) {
         all.decrease(amount);
         of(small).decrease(amount);
+    }
+    void settle(bool small, std::int64_t more, std::int64_t less) {
+        all.settle(more, less);
+        of(small).settle(more, less);
     }
     void change(bool small, std::int64_t amount) {
         all.change(amount);
@@ -78,6 +90,7 @@ struct Statistics {
     std::int64_t num_sync_all_streams = 0;  // waits for every outstanding event
     std::int64_t num_device_alloc = 0;      // cudaMalloc calls and map calls
     std::int64_t num_device_free = 0;
+    bool operator==(const Statistics&) const = default;
 
     template <typename Visit>
     void each(Visit&& visit) {

@@ -22,6 +22,7 @@ void Allocator::record_stream(Block* block, Stream stream) {
 void Allocator::start_waiting(Block* block) {
     const bool small = block->segment->home->half->small;
     block->state = BlockState::pending;
+    block->segment->home->live -= {1, block->size, block->requested};
     statistics_.allocation.decrease(small, 1);
     statistics_.allocated_bytes.decrease(small, block->size);
     if (torch_rules::is_oversize(settings_, block->size))
@@ -144,37 +145,36 @@ void Allocator::retire(PendingEvent pending) {
     if (--pending.block->waiting_events == 0) make_cached(pending.block);
 }
 
-// Gives a block back to its pool, merged with free neighbours.
+// Gives a block back to its pool.
 void Allocator::make_cached(Block* block) {
     Home& home = *block->segment->home;
     const bool small = home.half->small;
-    const Bytes own_size = block->size;
     if (completed_)
         completed_->push_back({block->address, block->requested, home.stream, home.half->pool->id});
+    statistics_.active.decrease(small, 1);
+    statistics_.active_bytes.decrease(small, block->size);
+    statistics_.requested_bytes.decrease(small, block->requested);
+    const Merged merged = put_back(block);
+    if (block->segment->is_arena()) return;
+    const bool is_split = block->is_split();
+    statistics_.inactive_split.change(small, is_split - merged.neighbours);
+    statistics_.inactive_split_bytes.change(small, (is_split ? block->size : 0) - merged.bytes);
+}
+
+// Into its home's free list, as one with its free neighbours.
+Allocator::Merged Allocator::put_back(Block* block) {
+    Home& home = *block->segment->home;
     block->state = BlockState::cached;
-    std::int64_t split_blocks = 0;  // net change of the inactive_split counters
-    Bytes split_bytes = 0;
+    Merged merged;
     for (Block* neighbour : {block->previous, block->next}) {
-        const Bytes merged = merge(block, neighbour);
-        if (merged > 0) {
-            --split_blocks;
-            split_bytes -= merged;
-        }
+        const Bytes bytes = merge(block, neighbour);
+        merged.neighbours += bytes > 0;
+        merged.bytes += bytes;
     }
     block->searches_seen = home.half->searches;
     if (home.clock) note_free(*home.clock, block);
     home.free.insert(block);
-    if (block->is_split()) {
-        ++split_blocks;
-        split_bytes += block->size;
-    }
-    if (!block->segment->is_arena()) {
-        statistics_.inactive_split.change(small, split_blocks);
-        statistics_.inactive_split_bytes.change(small, split_bytes);
-    }
-    statistics_.active.decrease(small, 1);
-    statistics_.active_bytes.decrease(small, own_size);
-    statistics_.requested_bytes.decrease(small, block->requested);
+    return merged;
 }
 
 // Absorbs a free neighbour in the same mapped state; bytes gained, or 0.
@@ -199,7 +199,7 @@ Bytes Allocator::merge(Block* block, Block* neighbour) {
     const Bytes gained = neighbour->size;
     block->size += gained;
     block->stamp = std::max(block->stamp, neighbour->stamp);
-    delete_block(neighbour);
+    home.blocks.give_back(neighbour);
     return gained;
 }
 

@@ -9,9 +9,15 @@ namespace tenure {
 // --- stamps and events ---------------------------------------------------------------------------
 
 void Allocator::note_free(StreamClock& clock, Block* block) {
+    const bool due = is_mark_due(clock);
     block->stamp = ++clock.frees;
-    if (elastic_.is_scarce && clock.frees % elastic_rules::marked_frees == 0 && captures_ == 0)
-        mark(clock, clock.frees);
+    if (due) mark(clock, clock.frees);
+}
+
+// Whether the next free is worth an event.
+bool Allocator::is_mark_due(const StreamClock& clock) const {
+    return elastic_.is_scarce && captures_ == 0 &&
+           (clock.frees + 1) % elastic_rules::marked_frees == 0;
 }
 
 // The first event behind the stamp, recorded now if there is none. Null: its work is over, be it

@@ -6,14 +6,13 @@
 
 #include <mutex>
 #include <stdexcept>
+#include <utility>
 
 #include "engine/live/notes.hpp"
 
 namespace tenure::live {
 
 namespace {
-
-using Held = std::lock_guard<Lock>;
 
 std::atomic<Front*> the_front{nullptr};
 std::atomic<bool> devices_in_use{false};
@@ -42,6 +41,68 @@ Settings fitted(Settings settings, const CudaDevice& device) {
 
 DeviceFront::DeviceFront(int number, const Settings& settings)
     : number(number), device(number), allocator(fitted(settings, device), device) {}
+
+Held::Held(DeviceFront& front) : front_(front) {
+    front.lock.lock();
+    for (std::size_t i = 0; i < front.stream_count; ++i) {
+        front.streams[i]->lock.lock();
+        front.allocator.count(front.streams[i]->lane);
+    }
+}
+
+Held::~Held() {
+    const bool open = front_.routes.empty() && front_.allocator.serves_lanes();
+    if (open) front_.allocator.deal(front_.lanes);
+    const std::uint64_t changes = front_.allocator.segment_changes();
+    const bool learn = std::exchange(front_.segments_known, changes) != changes;
+    for (std::size_t i = 0; i < front_.stream_count; ++i) {
+        StreamFront& stream = *front_.streams[i];
+        if (learn) stream.learn_arenas();
+        stream.is_open = open;
+        stream.lock.unlock();
+    }
+    front_.lock.unlock();
+}
+
+StreamFront* DeviceFront::make_stream(Stream stream) {
+    const std::size_t index = stream_count;
+    if (allocator.settings().rules != Rules::elastic || index == most_streams) return nullptr;
+    streams[index] = std::make_unique<StreamFront>(allocator, stream);
+    StreamFront* made = streams[index].get();
+    made->lock.lock();  // as those of all others are
+    made->learn_arenas();
+    lanes.push_back(&made->lane);
+    std::size_t place = place_of(stream);
+    while (stream_table[place].load()) place = (place + 1) % stream_table.size();
+    stream_table[place].store(made, std::memory_order_release);
+    stream_count.store(index + 1, std::memory_order_release);
+    return made;
+}
+
+Block* DeviceFront::find_live(Address address) const {
+    Block* block = live.find(address);
+    for (std::size_t i = 0; !block && i < stream_count; ++i) block = streams[i]->live.find(address);
+    return block;
+}
+
+Block* DeviceFront::take_live(Address address) {
+    Block* block = live.take(address);
+    for (std::size_t i = 0; !block && i < stream_count; ++i) block = streams[i]->live.take(address);
+    return block;
+}
+
+void DeviceFront::add_live(Block* block, Stream stream) {
+    StreamFront* own = this->stream(stream);
+    if (!own) own = make_stream(stream);
+    if (own) own->lane.idle = 0;
+    (own ? own->live : live).insert(block);
+}
+
+std::size_t DeviceFront::live_blocks() const {
+    std::size_t blocks = live.size();
+    for (std::size_t i = 0; i < stream_count; ++i) blocks += streams[i]->live.size();
+    return blocks;
+}
 
 PoolId DeviceFront::pool_for(Stream stream) const {
     for (const Route& route : routes)
@@ -80,7 +141,7 @@ DeviceFront& Front::device(int device) {
 DeviceFront& Front::make(int device) {
     if (device < 0 || device >= most_devices)
         throw UsageError("there is no GPU " + std::to_string(device));
-    const Held held(devices_lock_);
+    const std::lock_guard held(devices_lock_);
     if (DeviceFront* front = find(device)) return *front;
     auto* front = new DeviceFront(device, options_.settings);
     devices_in_use.store(true);
@@ -92,22 +153,12 @@ DeviceFront& Front::make(int device) {
     for (int other = 0; other < most_devices; ++other) {
         DeviceFront* peer = find(other);
         if (!peer) continue;
-        const Held peer_held(peer->lock);
+        const Held peer_held(*peer);
         peer->device.grant_access(device);
         front->device.grant_access(other);
     }
     devices_[static_cast<std::size_t>(device)].store(front, std::memory_order_release);
     return *front;
-}
-
-DeviceFront* Front::owner(Address address) const {
-    for (int device = 0; device < most_devices; ++device) {
-        DeviceFront* front = find(device);
-        if (!front) continue;
-        const Held held(front->lock);
-        if (front->live.find(address)) return front;
-    }
-    return nullptr;
 }
 
 // --- requests ------------------------------------------------------------------------------------
@@ -118,40 +169,43 @@ void* Front::allocate(Bytes size, int device, Stream stream) {
         throw std::runtime_error(
             "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you "
             "must use the 'spawn' start method");
-    DeviceFront& front = this->device(device);
     const StackId stack = this->stack(alloc_stacks_.load(std::memory_order_relaxed));
-    if (Block* block = try_allocate(front, size, stream, stack))
-        return reinterpret_cast<void*>(block->address);
-    return retry_or_fail(front, size, stream, stack);
+    const BlockNote note{stack, now_ms()};
+    DeviceFront& front = this->device(device);
+    Block* block = nullptr;
+    if (StreamFront* own = front.stream(stream)) block = own->allocate(size, note.tag());
+    if (!block) block = try_allocate(front, size, stream, note);
+    return block ? reinterpret_cast<void*>(block->address)
+                 : retry_or_fail(front, size, stream, note);
 }
 
 // Null if there is no memory; whatever else is thrown has nothing to do with how much there is.
-Block* Front::try_allocate(DeviceFront& front, Bytes size, Stream stream, StackId stack) {
-    const Held held(front.lock);
+Block* Front::try_allocate(DeviceFront& front, Bytes size, Stream stream, BlockNote note) {
+    const Held held(front);
     Block* block = nullptr;
     const PoolId pool = front.routes.empty() ? PoolId{} : front.pool_for(stream);
     try {
         block = front.allocator.allocate(size, stream, pool);
     } catch (const OutOfMemory&) {
-        if (front.history.events) note_changes(front, stack);
+        if (front.history.events) note_changes(front, note.stack);
         return nullptr;
     }
-    block->tag = BlockNote{stack, now_ms()}.tag();
-    front.live.insert(block);
-    if (front.history.events) note_allocation(front, *block, pool, stack);
+    block->tag = note.tag();
+    front.add_live(block, stream);
+    if (front.history.events) note_allocation(front, *block, pool, note.stack);
     return block;
 }
 
 // Objects that only dead cycles hold are collected once, outside every lock.
-void* Front::retry_or_fail(DeviceFront& front, Bytes size, Stream stream, StackId stack) {
+void* Front::retry_or_fail(DeviceFront& front, Bytes size, Stream stream, BlockNote note) {
     const auto collect = collect_.load();
     if (collect && collect()) {
-        Block* block = try_allocate(front, size, stream, stack);
-        const Held held(front.lock);
+        Block* block = try_allocate(front, size, stream, note);
+        const Held held(front);
         ++front.rescued;
         if (block) return reinterpret_cast<void*>(block->address);
     }
-    fail(front, size, stream, stack);
+    fail(front, size, stream, note.stack);
 }
 
 void Front::fail(DeviceFront& front, Bytes size, Stream stream, StackId stack) {
@@ -160,7 +214,7 @@ void Front::fail(DeviceFront& front, Bytes size, Stream stream, StackId stack) {
     shortage.requested = size;
     shortage.stream = stream;
     {
-        const Held held(front.lock);
+        const Held held(front);
         const driver::Result result = front.device.last_result();
         if (result != driver::success && result != driver::out_of_memory)
             throw std::runtime_error("CUDA error: " + driver::name_of(result) +
@@ -183,19 +237,27 @@ void Front::fail(DeviceFront& front, Bytes size, Stream stream, StackId stack) {
 void Front::free(void* pointer, int device) noexcept {
     if (!pointer || is_forked()) return;
     const auto address = reinterpret_cast<Address>(pointer);
+    auto by_stream = [&](DeviceFront* front) {
+        StreamFront* own = front ? front->stream_holding(address) : nullptr;
+        return own && own->free(address);
+    };
     try {
+        DeviceFront* hint = find(device);
+        if (by_stream(hint)) return;
         const StackId stack = this->stack(free_stacks_.load(std::memory_order_relaxed));
-        DeviceFront* front = find(device);
-        if (front && free_from(*front, address, stack)) return;
-        front = owner(address);
-        if (front) free_from(*front, address, stack);
+        if (hint && free_from(*hint, address, stack)) return;
+        for (int other = 0; other < most_devices; ++other)
+            if (by_stream(find(other))) return;
+        for (int other = 0; other < most_devices; ++other)
+            if (DeviceFront* front = find(other); front && free_from(*front, address, stack))
+                return;
     } catch (...) {  // the block stays where it is: lost, but nothing is broken
     }
 }
 
 bool Front::free_from(DeviceFront& front, Address address, StackId stack) {
-    const Held held(front.lock);
-    Block* block = front.live.take(address);
+    const Held held(front);
+    Block* block = front.take_live(address);
     if (!block) return false;
     if (front.history.events) note_free(front, *block, stack);
     front.allocator.free(block);
@@ -207,10 +269,9 @@ void Front::record_stream(void* pointer, Stream stream) noexcept {
     if (!pointer || is_forked()) return;
     const auto address = reinterpret_cast<Address>(pointer);
     try {
-        DeviceFront* front = owner(address);
-        if (!front) return;
-        const Held held(front->lock);
-        if (Block* block = front->live.find(address)) front->allocator.record_stream(block, stream);
+        with_live(address, [&](DeviceFront& front, Block* block) {
+            front.allocator.record_stream(block, stream);
+        });
     } catch (...) {
     }
 }

@@ -1,9 +1,13 @@
 // The engine as the allocator of a running process: threads, devices, addresses for names.
 //
 // Lock order, outermost first: the interpreter's lock, then `devices_lock_`, then one device's
-// lock. Nothing here takes the interpreter's lock under one of the others: what needs Python (a
-// stack, the collection of dead cycles, the explanation of a failure) is asked of the Host before
-// a device's lock is taken or after it is given back.
+// lock, then those of its streams in the order of their making. Nothing here takes the
+// interpreter's lock under one of the others: what needs Python (a stack, the collection of dead
+// cycles, the explanation of a failure) is asked of the Host before a device's lock is taken or
+// after it is given back.
+//
+// A stream's lock alone is enough to serve what mapped memory of that stream serves (StreamFront).
+// For everything else the device is Held: all of its locks, and all counts brought together.
 //
 // Memory handed out may be freed by any thread, during exit too; a Front is never destroyed.
 #pragma once
@@ -21,6 +25,7 @@
 #include "engine/live/event_ring.hpp"
 #include "engine/live/lock.hpp"
 #include "engine/live/shortage.hpp"
+#include "engine/live/stream_front.hpp"
 
 namespace tenure::live {
 
@@ -64,8 +69,10 @@ struct BlockNote {
     }
 };
 
-// One device's share of the state; everything but `number` is under its lock.
+// One device's share of the state; everything but `number` takes a Held.
 struct DeviceFront {
+    static constexpr std::size_t most_streams = 32;  // with a front of their own
+
     struct Route {
         PoolId pool;
         StreamFilter filter;
@@ -76,12 +83,40 @@ struct DeviceFront {
 
     PoolId pool_for(Stream stream) const;
 
+    // The stream's own front, if it has one; needs no lock.
+    StreamFront* stream(Stream stream) const {
+        for (std::size_t i = place_of(stream);; i = (i + 1) % stream_table.size()) {
+            StreamFront* front = stream_table[i].load(std::memory_order_acquire);
+            if (!front || front->stream == stream) return front;
+        }
+    }
+    // Makes one, unless there are enough. A stream's first request comes here.
+    StreamFront* make_stream(Stream stream);
+
+    Block* find_live(Address address) const;
+    Block* take_live(Address address);
+    void add_live(Block* block, Stream stream);
+    std::size_t live_blocks() const;
+
+    // The front of the stream in whose arenas the address lies, if it has one; needs no lock.
+    StreamFront* stream_holding(Address address) const {
+        const std::size_t count = stream_count.load(std::memory_order_acquire);
+        for (std::size_t i = 0; i < count; ++i)
+            if (streams[i]->holds(address)) return streams[i].get();
+        return nullptr;
+    }
+
     const int number;
     Lock lock;
     CudaDevice device;
     Allocator allocator;
-    BlockMap live;
-    std::vector<Route> routes;      // first match wins
+    BlockMap live;  // blocks of streams without a front
+    std::array<std::unique_ptr<StreamFront>, most_streams> streams;  // in the order of their making
+    std::atomic<std::size_t> stream_count{0};
+    std::vector<Lane*> lanes;          // theirs
+    std::uint64_t segments_known = 0;  // Allocator::segment_changes when arenas were learnt last
+    std::array<std::atomic<StreamFront*>, 2 * most_streams> stream_table{};  // never full
+    std::vector<Route> routes;                                               // first match wins
     std::set<PoolId> memory_pools;  // made by create_memory_pool
     History history;
     EventRing ring;
@@ -89,6 +124,24 @@ struct DeviceFront {
     std::vector<CompletedFree> completed;
     std::int64_t rescued = 0;    // requests that failed first and were served after all
     Bytes capacity = unlimited;  // the limit that install() named
+
+  private:
+    // Handles are addresses, or small numbers.
+    std::size_t place_of(Stream stream) const {
+        return static_cast<std::size_t>(stream * 0x9e37'79b9'7f4a'7c15u >> 58) %
+               stream_table.size();
+    }
+};
+
+// A device at rest: nothing is served while this lives, and every count is in the statistics.
+class Held {
+  public:
+    explicit Held(DeviceFront& front);
+    ~Held();
+    Held(const Held&) = delete;
+
+  private:
+    DeviceFront& front_;
 };
 
 class Front {
@@ -102,6 +155,7 @@ class Front {
     // Null for size 0. Throws OutOfMemory with the whole message, or std::runtime_error when the
     // device is in trouble or the process was forked.
     void* allocate(Bytes size, int device, Stream stream);
+    // The device is a hint: where the block is looked for first.
     void free(void* pointer, int device) noexcept;
     void record_stream(void* pointer, Stream stream) noexcept;
     void empty_cache();
@@ -109,6 +163,16 @@ class Front {
     void begin_allocate_to_pool(int device, PoolId pool, StreamFilter filter);
     void end_allocate_to_pool(int device, PoolId pool);
     void release_pool(int device, PoolId pool);
+    // What is live in a pool, and making it live again in place of what is live now.
+    std::vector<Allocator::Checkpointed> checkpoint(int device, PoolId pool);
+    struct Restored {
+        std::vector<Address> freed;
+        std::vector<Address> made;
+    };
+    Restored restore_checkpoint(int device, PoolId pool,
+                                const std::vector<Allocator::Checkpointed>& blocks);
+    // The largest request that would be served now, as far as one can tell without trying.
+    Bytes largest_free(int device);
     // The first address of the driver's allocation around the pointer, and its size.
     void* base_of(void* pointer, std::size_t* size);
 
@@ -129,12 +193,26 @@ class Front {
     void forget_host();
 
   private:
-    Block* try_allocate(DeviceFront& front, Bytes size, Stream stream, StackId stack);
-    void* retry_or_fail(DeviceFront& front, Bytes size, Stream stream, StackId stack);
+    Block* try_allocate(DeviceFront& front, Bytes size, Stream stream, BlockNote note);
+    void* retry_or_fail(DeviceFront& front, Bytes size, Stream stream, BlockNote note);
     [[noreturn]] void fail(DeviceFront& front, Bytes size, Stream stream, StackId stack);
     DeviceFront& make(int device);
     bool free_from(DeviceFront& front, Address address, StackId stack);
-    DeviceFront* owner(Address address) const;
+    // Calls `act(front, block)` with the device held on which the address is that of a live block;
+    // false if there is none.
+    template <typename Act>
+    bool with_live(Address address, Act&& act) const {
+        for (int device = 0; device < most_devices; ++device) {
+            DeviceFront* front = find(device);
+            if (!front) continue;
+            const Held held(*front);
+            if (Block* block = front->find_live(address)) {
+                act(*front, block);
+                return true;
+            }
+        }
+        return false;
+    }
     StackId stack(bool wanted) const;
 
     const Options options_;

@@ -7,18 +7,12 @@
 
 namespace tenure::live {
 
-namespace {
-
-using Held = std::lock_guard<Lock>;
-
-}  // namespace
-
 void Front::empty_cache() {
     if (is_forked()) return;
     for (int device = 0; device < most_devices; ++device) {
         DeviceFront* front = find(device);
         if (!front) continue;
-        const Held held(front->lock);
+        const Held held(*front);
         front->allocator.empty_cache();
         if (front->history.events) note_changes(*front, 0);
     }
@@ -26,13 +20,13 @@ void Front::empty_cache() {
 
 void Front::set_memory_fraction(double fraction, int device) {
     DeviceFront& front = this->device(device);
-    const Held held(front.lock);
+    const Held held(front);
     set_fraction(front, fraction);
 }
 
 void Front::set_limit(int device, Bytes limit) {
     DeviceFront& front = this->device(device);
-    const Held held(front.lock);
+    const Held held(front);
     front.capacity = limit;
     front.allocator.set_limit(limit);
 }
@@ -41,14 +35,14 @@ void Front::set_limit(int device, Bytes limit) {
 
 void Front::create_memory_pool(int device, PoolId pool) {
     DeviceFront& front = this->device(device);
-    const Held held(front.lock);
+    const Held held(front);
     front.memory_pools.insert(pool);
     front.allocator.create_pool(pool);
 }
 
 void Front::begin_allocate_to_pool(int device, PoolId pool, StreamFilter filter) {
     DeviceFront& front = this->device(device);
-    const Held held(front.lock);
+    const Held held(front);
     const bool captures = !front.memory_pools.contains(pool);
     front.allocator.create_pool(pool);
     front.routes.push_back({pool, std::move(filter), captures});
@@ -58,7 +52,7 @@ void Front::begin_allocate_to_pool(int device, PoolId pool, StreamFilter filter)
 void Front::end_allocate_to_pool(int device, PoolId pool) {
     DeviceFront* front = find(device);
     if (!front) return;
-    const Held held(front->lock);
+    const Held held(*front);
     const auto route = std::find_if(front->routes.begin(), front->routes.end(),
                                     [&](const auto& known) { return known.pool == pool; });
     if (route == front->routes.end()) return;
@@ -69,35 +63,81 @@ void Front::end_allocate_to_pool(int device, PoolId pool) {
 void Front::release_pool(int device, PoolId pool) {
     DeviceFront* front = find(device);
     if (!front) return;
-    const Held held(front->lock);
+    const Held held(*front);
     const auto& pools = front->allocator.pools();
     const auto known = pools.find(pool);
     if (known == pools.end() || known->second->use_count == 0) return;
     front->allocator.release_pool(pool);
 }
 
+std::vector<Allocator::Checkpointed> Front::checkpoint(int device, PoolId pool) {
+    DeviceFront& front = this->device(device);
+    const Held held(front);
+    return front.allocator.checkpoint(pool);
+}
+
+Front::Restored Front::restore_checkpoint(int device, PoolId pool,
+                                          const std::vector<Allocator::Checkpointed>& blocks) {
+    DeviceFront& front = this->device(device);
+    const Held held(front);
+    const bool notes = front.history.events;
+    Restored restored;
+    for (const Allocator::Checkpointed& live : front.allocator.checkpoint(pool)) {
+        Block* block = front.take_live(live.address);
+        if (!block) continue;
+        if (notes) note_free(front, *block, 0);
+        front.allocator.free(block);
+        restored.freed.push_back(live.address);
+    }
+    if (notes) note_changes(front, 0);
+    for (Block* block : front.allocator.restore_checkpoint(pool, blocks)) {
+        front.add_live(block, block->segment->home->stream);
+        if (notes) note_allocation(front, *block, pool, BlockNote::of(block->tag).stack);
+        restored.made.push_back(block->address);
+    }
+    return restored;
+}
+
+// PyTorch starts from what the driver has free, which no limit lessens, and looks for a larger
+// block. Under elastic rules all that is free can be brought together.
+Bytes Front::largest_free(int device) {
+    DeviceFront& front = this->device(device);
+    const Held held(front);
+    const Allocator& allocator = front.allocator;
+    const Bytes free = front.device.free_memory();
+    if (allocator.settings().rules == Rules::elastic) {
+        const Bytes active = allocator.statistics().active_bytes.all.current;
+        const Bytes room = free + allocator.reserved() - active;
+        const Bytes limit = allocator.settings().limit;
+        return limit == unlimited ? room : std::clamp(limit - active, Bytes{0}, room);
+    }
+    Bytes largest = free;
+    for (const auto& [id, pool] : allocator.pools())
+        for (const PoolHalf* half : {&pool->small, &pool->large})
+            for (const auto& home : half->homes)
+                if (const Block* last = home->free.last()) largest = std::max(largest, last->size);
+    return largest;
+}
+
 void* Front::base_of(void* pointer, std::size_t* size) {
-    const auto address = reinterpret_cast<Address>(pointer);
-    DeviceFront* front = owner(address);
     *size = 0;
-    if (!front) return pointer;
-    const Held held(front->lock);
-    const Block* block = front->live.find(address);
-    if (!block) return pointer;
-    const Segment& segment = *block->segment;
-    *size = static_cast<std::size_t>(segment.is_arena() ? block->size : segment.size);
-    return segment.is_arena() ? pointer : reinterpret_cast<void*>(segment.address);
+    with_live(reinterpret_cast<Address>(pointer), [&](DeviceFront&, const Block* block) {
+        const Segment& segment = *block->segment;
+        *size = static_cast<std::size_t>(segment.is_arena() ? block->size : segment.size);
+        if (!segment.is_arena()) pointer = reinterpret_cast<void*>(segment.address);
+    });
+    return pointer;
 }
 
 // --- what is remembered --------------------------------------------------------------------------
 
 void Front::set_history(const History& history, bool clear) {
-    const Held held(devices_lock_);
+    const std::lock_guard held(devices_lock_);
     history_ = history;
     for (int device = 0; device < most_devices; ++device) {
         DeviceFront* front = find(device);
         if (!front) continue;
-        const Held device_held(front->lock);
+        const Held device_held(*front);
         front->history = history;
         keep_log(*front, history.events);
         if (clear) front->ring.clear();

@@ -24,6 +24,11 @@ Stream handle(CUstream_st* stream) {
 
 PoolId pool_id(PoolPair pair) { return {pair.first, pair.second}; }
 
+struct Checkpoint {
+    PoolId pool;
+    std::vector<tenure::Allocator::Checkpointed> blocks;
+};
+
 Front& front() {
     Front* front = tenure::live::installed();
     if (!front) throw std::runtime_error("tenure was never installed in this process");
@@ -73,6 +78,42 @@ EXPORTED void tenure_end_allocate_to_pool(int device, PoolPair pool) {
 
 EXPORTED void tenure_release_pool(int device, PoolPair pool) {
     front().release_pool(device, pool_id(pool));
+}
+
+// What PyTorch's plug-in interface leaves out; src/tenure/live/glue.cpp finds these by name.
+
+EXPORTED std::size_t tenure_largest_free(int device) {
+    return static_cast<std::size_t>(front().largest_free(device));
+}
+
+EXPORTED void tenure_create_pool(int device, PoolPair pool) {
+    front().create_memory_pool(device, pool_id(pool));
+}
+
+EXPORTED void* tenure_checkpoint(int device, PoolPair pool) {
+    return new Checkpoint{pool_id(pool), front().checkpoint(device, pool_id(pool))};
+}
+
+EXPORTED void tenure_drop_checkpoint(void* checkpoint) {
+    delete static_cast<Checkpoint*>(checkpoint);
+}
+
+// Calls `see` with each address that was freed (0), then with each that was made live (1).
+EXPORTED void tenure_restore_checkpoint(int device, void* checkpoint, void* caller,
+                                        void (*see)(void* caller, void* pointer, int made)) {
+    const auto& saved = *static_cast<Checkpoint*>(checkpoint);
+    const auto restored = front().restore_checkpoint(device, saved.pool, saved.blocks);
+    for (const tenure::Address address : restored.freed)
+        see(caller, reinterpret_cast<void*>(address), 0);
+    for (const tenure::Address address : restored.made)
+        see(caller, reinterpret_cast<void*>(address), 1);
+}
+
+// Calls `see` with each address that is live in the pool.
+EXPORTED void tenure_see_pool(int device, PoolPair pool, void* caller,
+                              void (*see)(void* caller, void* pointer)) {
+    for (const auto& block : front().checkpoint(device, pool_id(pool)))
+        see(caller, reinterpret_cast<void*>(block.address));
 }
 
 }  // extern "C"

@@ -5,7 +5,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <mutex>
 #include <optional>
 
 #include "engine/invariants.hpp"
@@ -22,7 +21,7 @@ namespace {
 
 using live::DeviceFront;
 using live::Front;
-using Held = std::lock_guard<live::Lock>;
+using live::Held;
 using PoolPair = std::pair<std::uint64_t, std::uint64_t>;
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;  // device locks may be held for long
 
@@ -119,7 +118,7 @@ nb::dict statistics(int device) {
     Settings settings;
     if (DeviceFront* known = front().find(device)) {
         const nb::gil_scoped_release released;
-        const Held held(known->lock);
+        const Held held(*known);
         counts = known->allocator.statistics();
         counts.num_ooms -= known->rescued;
         settings = known->allocator.settings();
@@ -133,7 +132,7 @@ nb::object elastic_statistics(int device) {
     ElasticStatistics counts;
     {
         const nb::gil_scoped_release released;
-        const Held held(known->lock);
+        const Held held(*known);
         if (known->allocator.settings().rules != Rules::elastic) return nb::none();
         counts = known->allocator.elastic_statistics();
     }
@@ -148,7 +147,7 @@ nb::list blocks(int device) {
     std::uint32_t now = 0;
     {
         const nb::gil_scoped_release released;
-        const Held held(known->lock);
+        const Held held(*known);
         views = known->allocator.blocks();
         now = front().now_ms();
     }
@@ -170,7 +169,7 @@ nb::list events(int device) {
     std::vector<live::Event> events;
     {
         const nb::gil_scoped_release released;
-        const Held held(known->lock);
+        const Held held(*known);
         events = known->ring.events();
     }
     for (const live::Event& event : events)
@@ -201,7 +200,7 @@ template <typename Change>
 void on_device(int device, Change&& change) {
     DeviceFront* known = front().find(device);
     if (!known) return;
-    const Held held(known->lock);
+    const Held held(*known);
     change(*known);
 }
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <barrier>
 #include <cstdlib>
 #include <map>
 #include <random>
@@ -86,32 +87,32 @@ void test_the_ring_keeps_the_newest() {
     CHECK_EQUAL(ring.events().size(), 0u);
 }
 
-struct Held {
+struct Tensor {
     unsigned char* pointer;
     Bytes size;
     unsigned char mark;
 };
 
 // Writes the mark over a block's two ends and middle; or checks it there.
-void fill(const Held& held) {
+void fill(const Tensor& held) {
     for (const Bytes at : {Bytes{0}, held.size / 2, held.size - 1}) held.pointer[at] = held.mark;
 }
-void verify(const Held& held) {
+void verify(const Tensor& held) {
     for (const Bytes at : {Bytes{0}, held.size / 2, held.size - 1})
         CHECK_EQUAL(static_cast<int>(held.pointer[at]), static_cast<int>(held.mark));
 }
 
 // Each thread on its own stream and some shared ones; blocks change hands through `exchange`.
-void stress(Front& front, int seed, int device, std::vector<std::atomic<Held*>>& exchange) {
+void stress(Front& front, int seed, int device, std::vector<std::atomic<Tensor*>>& exchange) {
     std::mt19937 random(static_cast<unsigned>(seed));
-    std::vector<Held*> own;
+    std::vector<Tensor*> own;
     for (int step = 0; step < 3000; ++step) {
         const bool large = random() % 10 == 0;
         const Bytes size = 1 + static_cast<Bytes>(random() % (large ? 12 * MiB : 200 * KiB));
         const Stream stream = 16 * (random() % 3 ? static_cast<Stream>(seed) : random() % 4);
         try {
             auto* pointer = static_cast<unsigned char*>(front.allocate(size, device, stream));
-            own.push_back(new Held{pointer, size, static_cast<unsigned char>(random())});
+            own.push_back(new Tensor{pointer, size, static_cast<unsigned char>(random())});
             fill(*own.back());
             if (random() % 5 == 0) front.record_stream(pointer, 16 * (random() % 4));
         } catch (const OutOfMemory& error) {
@@ -119,7 +120,7 @@ void stress(Front& front, int seed, int device, std::vector<std::atomic<Held*>>&
                   0);
         }
         if (own.empty()) continue;
-        Held*& some = own[random() % own.size()];
+        Tensor*& some = own[random() % own.size()];
         some = exchange[random() % exchange.size()].exchange(some);  // another thread may free it
         if (!some) {
             some = own.back();
@@ -133,7 +134,7 @@ void stress(Front& front, int seed, int device, std::vector<std::atomic<Held*>>&
         }
         if (random() % 500 == 0) front.empty_cache();
     }
-    for (Held* held : own) {
+    for (Tensor* held : own) {
         verify(*held);
         front.free(held->pointer, device);
         delete held;
@@ -141,13 +142,13 @@ void stress(Front& front, int seed, int device, std::vector<std::atomic<Held*>>&
 }
 
 void test_threads(Front& front, int device) {
-    std::vector<std::atomic<Held*>> exchange(64);
+    std::vector<std::atomic<Tensor*>> exchange(64);
     std::vector<std::thread> threads;
     for (int seed = 1; seed <= 4; ++seed)
         threads.emplace_back([&, seed] { stress(front, seed, device, exchange); });
     for (std::thread& thread : threads) thread.join();
     for (auto& slot : exchange)
-        if (Held* held = slot.load()) {
+        if (Tensor* held = slot.load()) {
             verify(*held);
             front.free(held->pointer, device);
             delete held;
@@ -155,10 +156,109 @@ void test_threads(Front& front, int device) {
     front.empty_cache();
     DeviceFront& state = *front.find(device);
     check(state.allocator);
-    CHECK_EQUAL(state.live.size(), 0u);
+    CHECK_EQUAL(state.live_blocks(), 0u);
     CHECK_EQUAL(state.allocator.statistics().active_bytes.all.current, 0);
     CHECK_EQUAL(fake_driver_used(device), 0);
     CHECK_EQUAL(fake_driver_violations(), 0);
+}
+
+// What streams count for themselves is what one allocator without any front counts, peaks included;
+// and they are served the same blocks.
+void test_streams_count_as_one_allocator(Front& front, const Settings& settings) {
+    DeviceFront& state = front.device(0);
+    CudaDevice device(1);
+    Settings same = settings;
+    same.device_memory = device.total_memory();
+    Allocator plain(same, device);
+    std::mt19937 random(3);
+    struct Pair {
+        void* pointer;
+        Block* block;
+    };
+    std::vector<Pair> live;
+    state.allocator.reset_peak();
+    state.allocator.reset_accumulated();
+    for (int step = 0; step < 20'000; ++step) {
+        if (live.size() > 200 || (!live.empty() && random() % 2)) {
+            const std::size_t chosen = random() % live.size();
+            front.free(live[chosen].pointer, random() % 8 ? 0 : 1);  // a wrong hint now and then
+            plain.free(live[chosen].block);
+            live[chosen] = live.back();
+            live.pop_back();
+        } else {
+            const Stream stream = 16 * (random() % 5);
+            const Bytes size =
+                1 + static_cast<Bytes>(random() % 100 ? random() % 200'000 : random() % (4 * MiB));
+            live.push_back({front.allocate(size, 0, stream), plain.allocate(size, stream)});
+            CHECK_EQUAL(state.find_live(reinterpret_cast<Address>(live.back().pointer))->size,
+                        live.back().block->size);
+        }
+        if (random() % 300) continue;
+        const Held held(state);
+        check(state.allocator);
+        CHECK(state.allocator.statistics() == plain.statistics());
+        CHECK_EQUAL(state.live_blocks(), live.size());
+    }
+    for (const Pair& pair : live) {
+        front.free(pair.pointer, 0);
+        plain.free(pair.block);
+    }
+    front.empty_cache();
+    plain.empty_cache();
+    CHECK(state.allocator.statistics() == plain.statistics());
+}
+
+// Threads that meet between their steps, so that the peak is known: all that all of them hold.
+void test_peaks_over_threads(Front& front) {
+    constexpr int threads = 4, rounds = 300, most = 12;
+    DeviceFront& state = front.device(0);
+    front.empty_cache();
+    {
+        const Held held(state);
+        state.allocator.reset_peak();
+    }
+    std::barrier meet(threads);
+    std::atomic<int> wrong{0};
+    auto work = [&](int thread) {
+        std::mt19937 random(static_cast<unsigned>(thread));
+        std::vector<void*> own;
+        for (int round = 1; round <= rounds; ++round) {
+            // Round by round up to `most` blocks more than before, and down again.
+            const int count = 1 + round * most / rounds;
+            for (int i = 0; i < count; ++i)
+                own.push_back(front.allocate(3 * 512, 0, 16 * static_cast<Stream>(thread)));
+            meet.arrive_and_wait();
+            if (thread == 0) {
+                const Held held(state);
+                const PoolCounter& bytes = state.allocator.statistics().allocated_bytes;
+                wrong += bytes.all.peak != Bytes{threads} * count * 3 * 512;
+                wrong += bytes.all.current != bytes.all.peak;
+                check(state.allocator);
+            }
+            meet.arrive_and_wait();
+            std::shuffle(own.begin(), own.end(), random);
+            for (void* pointer : own) front.free(pointer, 0);
+            own.clear();
+            meet.arrive_and_wait();
+        }
+    };
+    std::vector<std::thread> running;
+    for (int thread = 0; thread < threads; ++thread) running.emplace_back(work, thread);
+    for (std::thread& thread : running) thread.join();
+    CHECK_EQUAL(wrong.load(), 0);
+    CHECK_EQUAL(state.live_blocks(), 0u);
+}
+
+// More streams than have a front of their own, and blocks freed by whoever is about.
+void test_many_streams(Front& front) {
+    std::vector<void*> live;
+    for (Stream stream = 1; stream <= 2 * DeviceFront::most_streams; ++stream)
+        for (int i = 0; i < 4; ++i) live.push_back(front.allocate(5000, 0, 0x1000 * stream));
+    CHECK_EQUAL(front.find(0)->live_blocks(), live.size());
+    for (std::size_t i = 0; i < live.size(); ++i) front.free(live[i], static_cast<int>(i % 3));
+    CHECK_EQUAL(front.find(0)->live_blocks(), 0u);
+    front.empty_cache();
+    check(front.find(0)->allocator);
 }
 
 void test_sizes_and_unknown_pointers(Front& front) {
@@ -170,7 +270,7 @@ void test_sizes_and_unknown_pointers(Front& front) {
     void* one = front.allocate(1, 0, 0);
     CHECK(reinterpret_cast<Address>(one) % 512 == 0);
     front.free(one, 1);  // a caller that names another device
-    CHECK_EQUAL(front.find(0)->live.size(), 0u);
+    CHECK_EQUAL(front.find(0)->live_blocks(), 0u);
     CHECK_THROWS(front.allocate(1, 64, 0), UsageError, "no GPU 64");
 }
 
@@ -207,7 +307,7 @@ void test_pools(Front& front) {
     void* other = front.allocate(MiB, 0, 32);
     front.end_allocate_to_pool(0, pool);
     const auto pool_of = [&](void* pointer) {
-        const Block* block = front.find(0)->live.find(reinterpret_cast<Address>(pointer));
+        const Block* block = front.find(0)->find_live(reinterpret_cast<Address>(pointer));
         return block->segment->home->half->pool->id;
     };
     CHECK(pool_of(captured) == pool);
@@ -290,6 +390,9 @@ int run(Rules rules) {
     CHECK(front.find(0) == nullptr);
     test_threads(front, 0);
     test_threads(front, 1);
+    test_streams_count_as_one_allocator(front, options.settings);
+    test_peaks_over_threads(front);
+    test_many_streams(front);
     test_sizes_and_unknown_pointers(front);
     test_failing_and_collecting(front);
     test_pools(front);

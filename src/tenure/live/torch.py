@@ -8,6 +8,7 @@ from typing import Any
 
 from tenure import _engine
 from tenure.errors import UsageError
+from tenure.live import glue as compiled_glue
 from tenure.live import oom, recording
 from tenure.live.memory_pool import MemPool
 from tenure.live.process import Options, conf_in_force, start
@@ -27,10 +28,12 @@ _HOOKS = {
     "set_release_pool": "release_pool",
 }
 
-# What PyTorch's interface for allocators leaves out; said once, at install.
-LIMITS = (
+# What does not work; said once, at install. The first ones do with the glue.
+WITHOUT_GLUE = (
     "torch.backends.cudnn.benchmark = True fails: plug-in allocators cannot answer cacheInfo",
     'torch.compile(mode="reduce-overhead") fails: its graphs need checkpoints of pools',
+)
+LIMITS = (
     "CUDA tensors cannot be sent to other processes (IPC)",
     "pools cannot be registered with NCCL",
 )
@@ -50,6 +53,7 @@ def install(
     events: int = 0,
     on_oom: str | os.PathLike[str] | None = None,
     collect_cycles: bool = True,
+    glue: bool = True,
     quiet: bool = False,
 ) -> None:
     """Makes the engine PyTorch's allocator in this process, before its first use of CUDA.
@@ -70,6 +74,8 @@ def install(
         on_oom: A file or folder for a snapshot when memory runs out; by default what the
             environment variable TENURE_OOM names.
         collect_cycles: Before failing, collect dead reference cycles once.
+        glue: Serve PyTorch's whole interface for allocators, by a small file that is compiled at
+            the first install; without a compiler, or without this, only what plug-ins may.
         quiet: Do not say what will not work.
 
     Raises:
@@ -88,11 +94,11 @@ def install(
         torch_version=_version(torch),
     )
     start(options)
-    missing = _become_allocator(torch)
+    missing = _become_allocator(torch, glue=glue)
     _replace_functions(torch)
     if quiet:
         return
-    for line in (*LIMITS, *missing, *_ignored(options)):
+    for line in (*missing, *LIMITS, *_ignored(options)):
         _log.warning("tenure: %s", line)
 
 
@@ -142,8 +148,21 @@ def _version(torch: Any) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _become_allocator(torch: Any) -> list[str]:
-    """Hands our functions over; what the interface of this version lacks."""
+def _become_allocator(torch: Any, *, glue: bool) -> list[str]:
+    """Hands our functions over; what will not work for the way in which that was done."""
+    if not glue:
+        return [*_plug_in(torch), *WITHOUT_GLUE]
+    try:
+        library = compiled_glue.load(torch)
+    except UsageError as error:
+        return [*_plug_in(torch), *WITHOUT_GLUE, f"to mend that: {error}"]
+    compiled_glue.become_allocator(library)
+    _kept.append(library)
+    return []
+
+
+def _plug_in(torch: Any) -> list[str]:
+    """Through the interface for plug-ins; what that of this version lacks."""
     points = _engine.Live.entry_points()
     native: Any = _native(torch)
     allocator = native._cuda_customAllocator(points["allocate"], points["free"])  # noqa: SLF001

@@ -1,0 +1,136 @@
+// What a lane may do by itself, and how lanes share the room below the peaks.
+#include <algorithm>
+#include <utility>
+
+#include "engine/allocator.hpp"
+#include "engine/elastic_rules.hpp"
+
+namespace tenure {
+
+namespace {
+
+constexpr int both = 2;  // index of the two halves together
+
+Counts live_in(const Lane& lane, int level) {
+    return level == both ? lane.homes[0]->live + lane.homes[1]->live
+                         : lane.homes[static_cast<std::size_t>(level)]->live;
+}
+
+const Counter& counter_of(const PoolCounter& counter, int level) {
+    if (level == both) return counter.all;
+    return level == 1 ? counter.small_pool : counter.large_pool;
+}
+
+// What may still become live before the counter passes its peak.
+std::int64_t below_peak(const PoolCounter& counter, int level) {
+    const Counter& of_level = counter_of(counter, level);
+    return of_level.peak - of_level.current;
+}
+
+// Each lane gets back what it lacks to its own highest level, or its share of that; what is left
+// goes to all alike.
+void deal_one(std::span<Lane* const> lanes, int level, std::int64_t Counts::* count,
+              std::int64_t room) {
+    const auto i = static_cast<std::size_t>(level);
+    std::int64_t wanted = 0;
+    std::int64_t sharing = 0;
+    for (const Lane* lane : lanes) {
+        if (lane->idle > Lane::most_idle) continue;
+        wanted += lane->most[i].*count - live_in(*lane, level).*count;
+        ++sharing;
+    }
+    const double share =
+        wanted > room ? static_cast<double>(room) / static_cast<double>(wanted) : 1;
+    const std::int64_t rest = sharing && room > wanted ? (room - wanted) / sharing : 0;
+    std::int64_t left = room;
+    for (Lane* lane : lanes) {
+        const std::int64_t live = live_in(*lane, level).*count;
+        lane->ceiling[i].*count = live;
+        if (lane->idle > Lane::most_idle) continue;
+        const auto own = static_cast<double>(lane->most[i].*count - live);
+        const auto more = std::min(left, static_cast<std::int64_t>(share * own) + rest);
+        lane->ceiling[i].*count += more;
+        left -= more;
+    }
+}
+
+}  // namespace
+
+Lane Allocator::lane(Stream stream) {
+    // A request of one byte and one of more than a small block's make both homes ready.
+    return {{plan(torch_rules::small_size + 1, stream, {}).home, plan(1, stream, {}).home}};
+}
+
+bool Allocator::serves_lanes() const {
+    return is_elastic() && captures_ == 0 && !completed_ && deferred_.empty() && held_.empty() &&
+           std::all_of(events_.begin(), events_.end(),
+                       [](const auto& queue) { return queue.second.empty(); });
+}
+
+Block* Allocator::allocate_in(Lane& lane, Bytes requested) {
+    if (requested <= 0) return nullptr;
+    const Bytes rounded = torch_rules::round_size(settings_, requested);
+    const bool small = torch_rules::is_small(rounded);
+    Home& home = *lane.homes[small];
+    const Counts more{1, rounded, requested};
+    const Counts live = home.live + more;
+    if (!live.within(lane.ceiling[small]) ||
+        !(live + lane.homes[!small]->live).within(lane.ceiling[both]))
+        return nullptr;
+    Block* block = home.free.best_fit(rounded);
+    if (!block) return nullptr;
+    home.free.erase(block);
+    if (block->size > rounded) block = split_front(block, rounded);
+    block->state = BlockState::live;
+    block->requested = requested;
+    home.live = live;
+    lane.taken[small] += more;
+    return block;
+}
+
+bool Allocator::free_in(Lane& lane, Block* block) {
+    Home& home = *block->segment->home;
+    const bool small = home.half->small;
+    if (&home != lane.homes[small] || !block->uses.empty() || is_mark_due(*home.clock))
+        return false;
+    const Counts less{1, block->size, block->requested};
+    home.live -= less;
+    lane.given[small] += less;
+    put_back(block);
+    return true;
+}
+
+void Allocator::count(Lane& lane) {
+    ++lane.idle;
+    for (const bool small : {false, true}) {
+        const Counts taken = std::exchange(lane.taken[small], {});
+        const Counts given = std::exchange(lane.given[small], {});
+        if (taken.blocks == 0 && given.blocks == 0) continue;
+        lane.idle = 0;
+        statistics_.allocation.settle(small, taken.blocks, given.blocks);
+        statistics_.active.settle(small, taken.blocks, given.blocks);
+        statistics_.allocated_bytes.settle(small, taken.allocated, given.allocated);
+        statistics_.active_bytes.settle(small, taken.allocated, given.allocated);
+        statistics_.requested_bytes.settle(small, taken.requested, given.requested);
+    }
+}
+
+void Allocator::deal(std::span<Lane* const> lanes) {
+    for (const int level : {0, 1, both}) {
+        for (Lane* lane : lanes) {
+            Counts& most = lane->most[static_cast<std::size_t>(level)];
+            const Counts live = live_in(*lane, level);
+            most.blocks = std::max(most.blocks, live.blocks);
+            most.allocated = std::max(most.allocated, live.allocated);
+            most.requested = std::max(most.requested, live.requested);
+        }
+        const auto& s = statistics_;
+        deal_one(lanes, level, &Counts::blocks,
+                 std::min(below_peak(s.allocation, level), below_peak(s.active, level)));
+        deal_one(lanes, level, &Counts::allocated,
+                 std::min(below_peak(s.allocated_bytes, level), below_peak(s.active_bytes, level)));
+        deal_one(lanes, level, &Counts::requested, below_peak(s.requested_bytes, level));
+    }
+}
+
+}  // namespace tenure

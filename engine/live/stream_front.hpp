@@ -1,0 +1,75 @@
+// What serves one stream of a device without the device's lock.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "engine/allocator.hpp"
+#include "engine/live/block_map.hpp"
+#include "engine/live/lock.hpp"
+
+namespace tenure::live {
+
+// On cache lines of its own: threads on different streams share none.
+class alignas(64) StreamFront {
+  public:
+    StreamFront(Allocator& allocator, Stream stream)
+        : stream(stream), lane(allocator.lane(stream)), allocator_(allocator) {}
+
+    // Null if the request takes more than this stream has; false if the free does, or if the block
+    // was not handed out here.
+    Block* allocate(Bytes size, std::int64_t tag) {
+        const std::lock_guard held(lock);
+        Block* block = is_open ? allocator_.allocate_in(lane, size) : nullptr;
+        if (!block) return nullptr;
+        block->tag = tag;
+        live.insert(block);
+        return block;
+    }
+    bool free(Address address) {
+        const std::lock_guard held(lock);
+        Block* block = is_open ? live.take(address) : nullptr;
+        if (!block) return false;
+        if (allocator_.free_in(lane, block)) return true;
+        live.insert(block);
+        return false;
+    }
+
+    // Whether the address lies in an arena of this stream; a guess, since it takes no lock.
+    bool holds(Address address) const {
+        for (const auto& arena : arenas_)
+            if (address - arena.begin.load(std::memory_order_relaxed) <
+                arena.size.load(std::memory_order_relaxed))
+                return true;
+        return false;
+    }
+    // Of all the segments there are, the arenas that `holds` knows: one a home, which is enough.
+    void learn_arenas() {
+        for (auto& arena : arenas_) arena.size.store(0, std::memory_order_relaxed);
+        for (const auto& segment : allocator_.segments())
+            for (std::size_t half = 0; half < lane.homes.size(); ++half)
+                if (segment->home == lane.homes[half]) {
+                    arenas_[half].begin.store(segment->address, std::memory_order_relaxed);
+                    arenas_[half].size.store(static_cast<Address>(segment->size),
+                                             std::memory_order_relaxed);
+                }
+    }
+
+    const Stream stream;
+    Lock lock;             // of all below
+    bool is_open = false;  // changes only while the whole device is held
+    Lane lane;
+    BlockMap live;  // blocks handed out on this stream
+
+  private:
+    struct Range {
+        std::atomic<Address> begin{0};
+        std::atomic<Address> size{0};
+    };
+
+    Allocator& allocator_;
+    std::array<Range, 2> arenas_;
+};
+
+}  // namespace tenure::live

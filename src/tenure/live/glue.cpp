@@ -1,0 +1,181 @@
+// PyTorch's interface for allocators, served by tenure's engine. Its own plug-in class leaves calls
+// out (the largest free block, checkpoints of pools) and keeps a list of pointers under a lock of
+// its own; this subclass answers the calls and needs no list.
+//
+// Compiled on the user's machine against the torch that is installed there (glue.py), since the
+// classes differ by version. Methods that some version lacks have no `override`.
+#include <dlfcn.h>
+#include <torch/csrc/cuda/CUDAPluggableAllocator.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+namespace {
+
+namespace caching = c10::cuda::CUDACachingAllocator;
+using Pool = c10::cuda::MempoolId_t;
+using Pluggable = torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator;
+using StreamFilter = std::function<bool(cudaStream_t)>;
+
+// The engine's functions, by name: engine/python/entry_points.cpp.
+struct Engine {
+    void* (*allocate)(size_t, int, cudaStream_t) = nullptr;
+    void (*free)(void*, size_t, int, cudaStream_t) = nullptr;
+    void (*record_stream)(void*, cudaStream_t) = nullptr;
+    void (*empty_cache)() = nullptr;
+    void (*set_memory_fraction)(double, int) = nullptr;
+    void* (*base_address)(void*, size_t*) = nullptr;
+    void (*begin_allocate_to_pool)(int, Pool, StreamFilter) = nullptr;
+    void (*end_allocate_to_pool)(int, Pool) = nullptr;
+    void (*release_pool)(int, Pool) = nullptr;
+    size_t (*largest_free)(int) = nullptr;
+    void (*create_pool)(int, Pool) = nullptr;
+    void* (*checkpoint)(int, Pool) = nullptr;
+    void (*drop_checkpoint)(void*) = nullptr;
+    void (*restore_checkpoint)(int, void*, void*, void (*)(void*, void*, int)) = nullptr;
+    void (*see_pool)(int, Pool, void*, void (*)(void*, void*)) = nullptr;
+
+    void find_all(const char* path) {
+        void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+        if (!library) throw std::runtime_error("the engine is not loaded");
+        auto find = [&](auto& function, const char* name) {
+            function =
+                reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+            if (!function) throw std::runtime_error(std::string("the engine has no ") + name);
+        };
+        find(allocate, "tenure_allocate");
+        find(free, "tenure_free");
+        find(record_stream, "tenure_record_stream");
+        find(empty_cache, "tenure_empty_cache");
+        find(set_memory_fraction, "tenure_set_memory_fraction");
+        find(base_address, "tenure_base_address");
+        find(begin_allocate_to_pool, "tenure_begin_allocate_to_pool");
+        find(end_allocate_to_pool, "tenure_end_allocate_to_pool");
+        find(release_pool, "tenure_release_pool");
+        find(largest_free, "tenure_largest_free");
+        find(create_pool, "tenure_create_pool");
+        find(checkpoint, "tenure_checkpoint");
+        find(drop_checkpoint, "tenure_drop_checkpoint");
+        find(restore_checkpoint, "tenure_restore_checkpoint");
+        find(see_pool, "tenure_see_pool");
+    }
+};
+
+Engine engine;
+
+// Tensors may die after everything else, so this is a plain function of plain pointers. The engine
+// finds the device by the address.
+void free_block(void* pointer) { engine.free(pointer, 0, -1, nullptr); }
+
+struct Checkpoint final : caching::AllocatorState {
+    explicit Checkpoint(void* saved) : saved(saved) {}
+    ~Checkpoint() override { engine.drop_checkpoint(saved); }
+    void* const saved;
+};
+
+class Allocator final : public Pluggable {
+  public:
+    Allocator() : Pluggable(engine.allocate, engine.free) {
+        set_record_stream_fn(engine.record_stream);
+        set_reset_fn(engine.empty_cache);
+        set_memory_fraction_fn(engine.set_memory_fraction);
+        set_base_alloc_fn(engine.base_address);
+        set_begin_allocate_to_pool(engine.begin_allocate_to_pool);
+        set_end_allocate_to_pool_fn(engine.end_allocate_to_pool);
+        set_release_pool(engine.release_pool);
+    }
+
+    c10::DataPtr allocate(size_t size) override {
+        const c10::DeviceIndex device = current_device();
+        void* pointer = engine.allocate(size, device, c10::cuda::getCurrentCUDAStream(device));
+        return {pointer, pointer, &free_block, c10::Device(c10::DeviceType::CUDA, device)};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+    void* raw_alloc(size_t size) override {
+        const c10::DeviceIndex device = current_device();
+        return engine.allocate(size, device, c10::cuda::getCurrentCUDAStream(device));
+    }
+    void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
+        return engine.allocate(size, current_device(), stream);
+    }
+    void raw_delete(void* pointer) override { free_block(pointer); }
+
+    void cacheInfo(c10::DeviceIndex device, size_t* largest) override {
+        *largest = engine.largest_free(device);
+    }
+
+    std::shared_ptr<caching::AllocatorState> getCheckpointState(c10::DeviceIndex device,
+                                                                Pool pool) override {
+        return std::make_shared<Checkpoint>(engine.checkpoint(device, pool));
+    }
+    caching::CheckpointDelta setCheckpointPoolState(
+        c10::DeviceIndex device, std::shared_ptr<caching::AllocatorState> state) override {
+        const auto* checkpoint = dynamic_cast<Checkpoint*>(state.get());
+        TORCH_CHECK(checkpoint, "tenure: this is not a checkpoint of tenure's");
+        struct Seen {
+            caching::CheckpointDelta delta;
+            c10::DeviceIndex device;
+        } seen{{}, device};
+        engine.restore_checkpoint(
+            device, checkpoint->saved, &seen, [](void* caller, void* pointer, int made) {
+                auto& [delta, device] = *static_cast<Seen*>(caller);
+                if (made)
+                    delta.dataptrs_allocd.emplace_back(pointer, pointer, &free_block,
+                                                       c10::Device(c10::DeviceType::CUDA, device));
+                else
+                    delta.ptrs_freed.push_back(pointer);
+            });
+        return std::move(seen.delta);
+    }
+    bool checkPoolLiveAllocations(c10::DeviceIndex device, Pool pool,
+                                  const std::unordered_set<void*>& expected) override {
+        std::unordered_set<void*> live;
+        engine.see_pool(device, pool, &live, [](void* caller, void* pointer) {
+            static_cast<std::unordered_set<void*>*>(caller)->insert(pointer);
+        });
+        return live == expected;
+    }
+
+    // A pool's memory always comes from the engine.
+    void createOrIncrefPool(c10::DeviceIndex device, Pool pool,
+                            std::shared_ptr<caching::CUDAAllocator> allocator) {
+        require_none(allocator != nullptr);
+        engine.create_pool(device, pool);
+    }
+    void createOrIncrefPool(c10::DeviceIndex device, Pool pool, caching::CUDAAllocator* allocator) {
+        require_none(allocator != nullptr);
+        engine.create_pool(device, pool);
+    }
+
+  private:
+    static c10::DeviceIndex current_device() {
+        c10::DeviceIndex device = 0;
+        C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
+        return device;
+    }
+    static void require_none(bool has_allocator) {
+        TORCH_CHECK(!has_allocator,
+                    "tenure: a MemPool with an allocator of its own cannot be made");
+    }
+};
+
+}  // namespace
+
+// Makes the engine PyTorch's allocator; what stood in the way, or null.
+extern "C" const char* tenure_glue_install(const char* path_of_engine) {
+    static std::string error;
+    try {
+        engine.find_all(path_of_engine);
+        // Never destroyed: tensors may outlive every static object.
+        const auto* allocator =
+            new std::shared_ptr<caching::CUDAAllocator>(std::make_shared<Allocator>());
+        torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(*allocator);
+        return nullptr;
+    } catch (const std::exception& caught) {
+        error = caught.what();
+        return error.c_str();
+    }
+}

@@ -1,0 +1,148 @@
+"""PyTorch's whole interface for allocators, on a CUDA build of PyTorch and the fake driver."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fake_gpu import attempt, run
+from test_layout import ROOT
+
+
+def has_cuda_build() -> bool:
+    found = importlib.util.find_spec("torch")
+    folders = (found.submodule_search_locations if found else None) or []
+    return any((Path(folder) / "lib" / "libtorch_cuda.so").exists() for folder in folders)
+
+
+needs_cuda_build = pytest.mark.skipif(
+    not has_cuda_build() or not any(map(shutil.which, ("c++", "g++", "clang++"))),
+    reason="needs a CUDA build of PyTorch and a C++ compiler",
+)
+
+PREPARE = f"""
+import ctypes
+from pathlib import Path
+import torch, tenure
+from tenure import _engine
+from tenure.live import glue
+caller = glue.load(torch, Path({str(ROOT / "tests" / "glue_caller.cpp")!r}))
+for function in ("caller_cache_info", "caller_restore", "caller_made"):
+    getattr(caller, function).restype = ctypes.c_size_t
+for function in ("caller_begin", "caller_end", "caller_checkpoint"):
+    getattr(caller, function).argtypes = [ctypes.c_int, ctypes.c_uint64]
+caller.caller_is_live.argtypes = [
+    ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t
+]
+caller.caller_delete.argtypes = [ctypes.c_void_p]
+
+def take(size, stream=0):
+    buffer = _engine.LiveBuffer(size, 0, stream)
+    address = buffer.address
+    buffer.release()
+    return address
+
+def is_live(pool, addresses):
+    array = (ctypes.c_void_p * len(addresses))(*addresses)
+    return bool(caller.caller_is_live(0, pool, array, len(addresses)))
+"""
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("rules", ["elastic", "torch"])
+def test_the_largest_free_block_is_told(rules: str) -> None:
+    run(
+        PREPARE
+        + f"""
+tenure.install({rules!r}, quiet=True)
+block = take(100 << 20)
+caller.caller_delete(block)
+assert caller.caller_cache_info(0) >= 900 << 20
+tenure._engine.Live.set_limit(0, 300 << 20)
+if {rules!r} == "elastic":
+    assert caller.caller_cache_info(0) == 300 << 20
+    held = take(100 << 20)
+    assert caller.caller_cache_info(0) == 200 << 20
+_engine.Live.check(0)
+""",
+        stand_in=False,
+    )
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("rules", ["elastic", "torch"])
+def test_a_pool_becomes_again_what_it_was_at_a_checkpoint(rules: str) -> None:
+    run(
+        PREPARE
+        + f"""
+tenure.install({rules!r}, quiet=True, events=1000)
+outside = take(1000)
+caller.caller_begin(0, 7)
+first = [take(size) for size in (1000, 5000, 3 << 20, 600 << 10)]
+dead = take(9 << 20)
+caller.caller_delete(dead)
+caller.caller_end(0, 7)
+assert is_live(7, first) and not is_live(7, first[:-1]) and not is_live(7, [*first, outside])
+caller.caller_checkpoint(0, 7)
+
+before = _engine.Live.blocks(0)
+for address in first[1:3]:
+    caller.caller_delete(address)
+caller.caller_begin(0, 7)
+later = [take(size) for size in (2000, 700, 8 << 20)]
+caller.caller_end(0, 7)
+assert is_live(7, [first[0], first[3], *later])
+assert caller.caller_restore(0) == 5
+assert caller.caller_made() == 4
+assert is_live(7, first)
+_engine.Live.check(0)
+state = lambda blocks: [block[:-1] for block in blocks]  # ages aside
+live = lambda blocks: [block[:9] for block in blocks if block[4] == 1]
+assert live(_engine.Live.blocks(0)) == live(before)
+assert tenure.memory_stats()["allocated_bytes.all.current"] == sum(
+    block[2] for block in before if block[4] == 1
+)
+caller.caller_forget()  # frees what was made
+assert is_live(7, [])
+_engine.Live.check(0)
+actions = [event["action"] for event in torch.cuda.memory._snapshot()["device_traces"][0]]
+assert actions.count("free_requested") == 1 + 2 + 5 + 4, actions
+""",
+        stand_in=False,
+    )
+
+
+@needs_cuda_build
+def test_without_glue_the_calls_are_refused() -> None:
+    done = attempt(
+        PREPARE
+        + """
+tenure.install(glue=False)
+take(1)
+print(torch._C._cuda_getAllocator)
+""",
+        stand_in=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cudnn.benchmark" in done.stderr
+    assert "reduce-overhead" in done.stderr
+
+
+@needs_cuda_build
+def test_what_still_will_not_work_is_said(tmp_path: Path) -> None:
+    done = attempt("import tenure; tenure.install()", stand_in=False)
+    assert done.returncode == 0, done.stderr
+    assert "cudnn.benchmark" not in done.stderr
+    assert "IPC" in done.stderr
+    broken = attempt(
+        "import tenure; tenure.install()",
+        stand_in=False,
+        XDG_CACHE_HOME=str(tmp_path),
+        CXX="false",
+    )
+    assert broken.returncode == 0, broken.stderr
+    assert "cudnn.benchmark" in broken.stderr
+    assert "to mend that: " in broken.stderr
