@@ -17,12 +17,12 @@ from tenure.lifetimes.edges import short_file
 from tenure.live import beyond
 from tenure.live.attribution import Attribution, attribute, event_at
 from tenure.live.judging import judge
+from tenure.live.lines import completed
 from tenure.live.record import Birth
 from tenure.live.stepping import Rise, rise_of
 from tenure.live.tidying import answers
-from tenure.snapshots import load
+from tenure.snapshots import read_snapshot, to_trace
 from tenure.snapshots.loading import devices_with_content
-from tenure.snapshots.reading import read_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,8 +142,9 @@ def _explain(found: Conclusion, torch_version: tuple[int, int] | None) -> None:
     with tempfile.TemporaryDirectory(prefix="tenure-") as folder:
         path = Path(folder) / "run.pickle"
         path.write_bytes(found.record.gpu.snapshot)
-        devices = devices_with_content(read_snapshot(path))
-        traces = {d: load(path, device=d, torch_version=torch_version) for d in devices}
+        snapshot = completed(read_snapshot(path), found.record.steps)
+    devices = devices_with_content(snapshot)
+    traces = {d: to_trace(snapshot, device=d, torch_version=torch_version) for d in devices}
     # The device whose allocator moved most is the one the run was about.
     order = sorted(traces, key=lambda d: -len(traces[d].events))
     for device in order:

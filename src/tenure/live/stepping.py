@@ -21,6 +21,7 @@ class StepMark:
         allocated: Bytes live then.
         peak: Most bytes live in this step, as far as it is known.
         pending: Bytes freed but waiting for another stream then.
+        begun: Unix time at which the optimizer's part of it began; 0 where not known.
     """
 
     number: int
@@ -28,6 +29,7 @@ class StepMark:
     allocated: int
     peak: int
     pending: int = 0
+    begun: float = 0.0
 
 
 @dataclass
@@ -38,10 +40,12 @@ class Steps:
     count: int = 0
     _stride: int = 1
 
-    def mark(self, time: float, allocated: int, peak: int, pending: int = 0) -> StepMark:
+    def mark(
+        self, time: float, allocated: int, peak: int, pending: int = 0, begun: float = 0.0
+    ) -> StepMark:
         """The end of a step."""
         self.count += 1
-        one = StepMark(self.count, time, allocated, peak, pending)
+        one = StepMark(self.count, time, allocated, peak, pending, begun)
         if self.count % self._stride == 0:
             self.marks.append(one)
             if len(self.marks) >= MOST:

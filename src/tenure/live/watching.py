@@ -68,6 +68,7 @@ class Watch:
         self._steady_since = (0.0, 0.0)  # moment, seconds spent looking until then
         self._step_peak = 0
         self._step_ended = time.time()
+        self._step_begun = 0.0
         self._near = 0.0  # bytes at which the third step is looked at whatever it costs
         self._marked_by_hand = False
         self._mode: Any = None
@@ -85,7 +86,10 @@ class Watch:
             gc.callbacks.append(self.collection)
             os.register_at_fork(after_in_child=self._in_child)
             self.gpu.arm()
-            self._hooks = [_after_optimizer_steps(self.stepped)]
+            self._hooks = [
+                _at_optimizer_steps("post", self.stepped),
+                _at_optimizer_steps("pre", self._step_begins),
+            ]
             self.races = _begin_races(self.record.missing)
         except Exception as error:  # the script must run, whatever is wrong here
             self.record.missing.append(
@@ -152,6 +156,9 @@ class Watch:
             if record.device == "cuda" and record.operations >= WATCHED_OPERATIONS:
                 self._leave_soon()
 
+    def _step_begins(self, *_: Any) -> None:
+        self._step_begun = time.time()
+
     def stepped(self, *_: Any, by_hand: bool = False) -> None:
         """A step has ended: an optimizer's, or one that the script marks itself."""
         if self.busy or os.getpid() != self._process or _current_node() is not None:
@@ -165,7 +172,7 @@ class Watch:
         peak = max(max((c.peak_allocated for c in counted), default=0), self._step_peak)
         seconds, self._step_ended = now - self._step_ended, now
         pending = sum(c.active - c.allocated for c in counted)
-        last = self.steps.mark(now, allocated, peak, pending)
+        last = self.steps.mark(now, allocated, peak, pending, 0.0 if by_hand else self._step_begun)
         number = self.steps.count
         if self._mode is None:
             self.record.passes += 1  # at least one
@@ -202,7 +209,7 @@ class Watch:
     def _leave_soon(self) -> None:
         """Leaves operations alone at the next module that has run: not within an operation."""
         torch: Any = sys.modules["torch"]
-        if self._mode is not None and len(self._hooks) < 2:
+        if self._mode is not None and len(self._hooks) < 3:
             hook = torch.nn.modules.module.register_module_forward_hook(self._module_has_run)
             self._hooks.append(hook)
 
@@ -396,10 +403,10 @@ def _thin_out(looks: list[Look]) -> None:
     looks[:] = kept
 
 
-def _after_optimizer_steps(act: Callable[..., None]) -> Any:
-    """Calls back after each step of any optimizer; None where torch has no such hook."""
+def _at_optimizer_steps(when: str, act: Callable[..., None]) -> Any:
+    """Calls back at each step of any optimizer; None where torch has no such hook."""
     optimizer: Any = sys.modules.get("torch.optim.optimizer")  # the attribute is deleted
-    register = getattr(optimizer, "register_optimizer_step_post_hook", None)
+    register = getattr(optimizer, f"register_optimizer_step_{when}_hook", None)
     return None if register is None else register(act)
 
 
