@@ -2,7 +2,7 @@
 
 Each scenario is a process of its own, since a process has one allocator. RULES is elastic, torch or
 native (PyTorch's own allocator, for comparison). The last line printed is a JSON object; anything
-wrong is an exception.
+wrong is an exception. With GLUE=0 in the environment tenure is a plain plug-in of PyTorch's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def install(rules: str, **options: Any) -> None:
         return
     import tenure
 
-    tenure.install(rules, quiet=True, **options)
+    with_glue = os.environ.get("GLUE", "1") != "0"
+    tenure.install(rules, quiet=True, glue=with_glue, **options)
 
 
 def engine() -> Any:
@@ -417,6 +418,56 @@ def limited_training(rules: str) -> Result:
     return result
 
 
+# --- what PyTorch's plug-in interface leaves out --------------------------------------------------
+
+
+def searched_convolutions(rules: str) -> Result:
+    """cudnn.benchmark asks the allocator for its largest free block; results stay right."""
+    install(rules)
+    torch.manual_seed(1)
+    layers = [torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 8, 5)]
+    model = torch.nn.Sequential(*layers).cuda()
+    for size in (64, 96, 128):
+        x = torch.randn(16, 3, size, size, device="cuda")
+        torch.backends.cudnn.benchmark = False
+        plain = model(x)
+        torch.backends.cudnn.benchmark = True
+        searched = model(x)
+        torch.testing.assert_close(searched, plain, rtol=1e-2, atol=1e-2)
+        searched.sum().backward()
+    torch.cuda.synchronize()
+    sound(rules)
+    return {}
+
+
+def compiled_graphs(rules: str) -> Result:
+    """torch.compile's trees of graphs: checkpoints of a pool, two shapes, a tensor kept."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return {"skipped": "no triton"}
+    install(rules)
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(256, 512), torch.nn.GELU(), torch.nn.Linear(512, 16)]
+    model = torch.nn.Sequential(*layers).cuda()
+    fast = torch.compile(model, mode="reduce-overhead")
+    kept = []
+    for step in range(12):
+        x = torch.randn(32 if step % 3 else 48, 256, device="cuda")
+        torch.compiler.cudagraph_mark_step_begin()
+        y = fast(x)
+        torch.testing.assert_close(y, model(x), rtol=1e-2, atol=1e-2)
+        y.sum().backward()
+        kept.append((y.detach().clone(), x))
+        model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for y, x in kept:
+            torch.testing.assert_close(y, model(x), rtol=1e-2, atol=1e-2)
+    torch.cuda.synchronize()
+    sound(rules)
+    return {}
+
+
 def cycles(rules: str) -> Result:
     """Memory that only dead reference cycles hold is found before a request fails."""
     install(rules, capacity=GIB)
@@ -508,6 +559,8 @@ SCENARIOS: dict[str, Callable[[str], Result]] = {
         memory_pools,
         training,
         limited_training,
+        searched_convolutions,
+        compiled_graphs,
         cycles,
         forks,
         leaves,

@@ -28,6 +28,8 @@ PLAIN = (
     "record_stream",
     "graphs",
     "memory_pools",
+    "searched_convolutions",
+    "compiled_graphs",
     "cycles",
     "forks",
     "leaves",
@@ -64,7 +66,7 @@ def run(name: str, rules: str, **environment: str) -> dict[str, Any]:
             command,
             capture_output=True,
             text=True,
-            timeout=LONGEST,
+            timeout=LONGEST + float(environment.get("STRESS_SECONDS", "0")),
             check=False,
             env={**os.environ, **environment},
         )
@@ -82,7 +84,9 @@ def run(name: str, rules: str, **environment: str) -> dict[str, Any]:
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("name", PLAIN)
 def test_scenario(name: str, rules: str) -> None:
-    run(name, rules)
+    skipped = run(name, rules).get("skipped")
+    if skipped:
+        pytest.skip(skipped)
 
 
 def test_contents_survive_moves_and_limits() -> None:
@@ -92,6 +96,14 @@ def test_contents_survive_moves_and_limits() -> None:
 
 def test_contents_survive_under_torch_rules() -> None:
     run("contents", "torch", STRESS_SECONDS="8")
+
+
+@pytest.mark.parametrize("rules", RULES)
+def test_contents_survive_for_minutes(rules: str) -> None:
+    minutes = float(os.environ.get("TENURE_STRESS_MINUTES", "0"))
+    if minutes <= 0:
+        pytest.skip("runs for as many minutes as TENURE_STRESS_MINUTES says")
+    run("contents", rules, STRESS_SECONDS=str(60 * minutes))
 
 
 def test_one_shot_streams_share_their_memory() -> None:
@@ -132,10 +144,15 @@ def main(names: list[str]) -> int:
     calls: list[tuple[str, Any, tuple[str, ...]]] = [
         (f"{name} {rules}", test_scenario, (name, rules)) for name in PLAIN for rules in RULES
     ]
+    per_rules = (test_scenario, test_contents_survive_for_minutes)
+    calls += [
+        (f"test_contents_survive_for_minutes {rules}", test_contents_survive_for_minutes, (rules,))
+        for rules in RULES
+    ]
     calls += [
         (name, function, ())
         for name, function in globals().items()
-        if name.startswith("test_") and name != "test_scenario"
+        if name.startswith("test_") and function not in per_rules
     ]
     failed = 0
     for label, function, arguments in calls:
@@ -144,6 +161,8 @@ def main(names: list[str]) -> int:
         begun = time.time()
         try:
             function(*arguments)
+        except pytest.skip.Exception as reason:
+            say(f"skip {label}  {reason}")
         except AssertionError as error:
             failed += 1
             say(f"FAIL {label}\n{error}")
