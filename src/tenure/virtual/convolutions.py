@@ -274,7 +274,7 @@ def _by_cudnn(source: Any, weight: Any) -> bool:
     return usual and weight is not None and is_channels_last(source.shape, source.stride())
 
 
-@planned("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
+@planned(*("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"), confirmed=True)
 def _batch_norm(call: Call) -> Iterator[Step]:
     yield OUTPUTS
     source, training = call.args[0], call.args[5]
@@ -284,7 +284,7 @@ def _batch_norm(call: Call) -> Iterator[Step]:
         yield from once("workspace", size)
 
 
-@planned("native_batch_norm_backward", "cudnn_batch_norm_backward")
+@planned("native_batch_norm_backward", "cudnn_batch_norm_backward", confirmed=True)
 def _batch_norm_backward(call: Call) -> Iterator[Step]:
     grad, source, weight = call.args[0], call.args[1], call.args[2]
     by_cudnn = on_card(source) and _by_cudnn(source, weight)

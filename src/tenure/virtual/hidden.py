@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tenure.virtual import attentions as _attentions
 from tenure.virtual import convolutions as _convolutions
 from tenure.virtual import reductions as _reductions
 from tenure.virtual import scratch
+from tenure.virtual import sorts as _sorts
 from tenure.virtual.steps import (
     OUTPUTS,
     Call,
     Step,
     bytes_of,
+    guessed,
     modelled,
     on_card,
     once,
@@ -19,22 +22,30 @@ from tenure.virtual.steps import (
     planned,
 )
 
-__all__ = ["Call", "Step", "modelled", "plan_of"]
+__all__ = ["RECURRENT", "Call", "Step", "guessed", "modelled", "plan_of"]
 # Modules that are imported for the plans in them.
-_OTHERS = (_convolutions, _reductions)
+_OTHERS = (_attentions, _convolutions, _reductions, _sorts)
+
+
+RECURRENT = "aten._cudnn_rnn.default"  # runs in recurrent.py, as one operator
+
+
+@planned("_cudnn_rnn")
+def _recurrent(_call: Call) -> Iterator[Step]:
+    yield OUTPUTS
 
 
 # --- matrix products -----------------------------------------------------------------------------
 
 
-@planned("mm", "bmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "vdot")
+@planned("mm", "bmm", "baddbmm", "addbmm", "addmv", "mv", "dot", "vdot", confirmed=True)
 def _product(call: Call) -> Iterator[Step]:
     yield OUTPUTS
     if on_card(call.result) and call.first_use("matmul"):
         yield Step("keep", size=call.kernels.matmul_workspace)
 
 
-@planned("addmm")
+@planned("addmm", confirmed=True)
 def _product_with_bias(call: Call) -> Iterator[Step]:
     yield from _product(call)
     fused = call.args[0].dim() == 1 and call.args[0].is_contiguous()
@@ -42,7 +53,7 @@ def _product_with_bias(call: Call) -> Iterator[Step]:
         yield Step("keep", size=call.kernels.fused_workspace)
 
 
-@planned("_grouped_mm")
+@planned("_grouped_mm", confirmed=True)
 def _grouped_product(call: Call) -> Iterator[Step]:
     yield OUTPUTS
     groups = max(call.args[0].shape[0], call.args[1].shape[0]) if call.args[1].dim() == 3 else 1
@@ -52,50 +63,23 @@ def _grouped_product(call: Call) -> Iterator[Step]:
     yield Step("drop", "groups")
 
 
-# --- attention, normalisation, dropout -----------------------------------------------------------
+# --- normalisation, dropout -----------------------------------------------------------
 
 
-@planned("_scaled_dot_product_cudnn_attention")
-def _attention(call: Call) -> Iterator[Step]:
-    # The fake kernel returns output, log-sum-exp, seed and offset, in this order.
-    yield Step("output", index=2)
-    yield Step("output", index=3)
-    yield Step("output", index=0)
-    if not call.args[4]:
-        yield Step("skip", index=1)
-    yield OUTPUTS
-    yield from once("workspace", 256)
-
-
-@planned("_scaled_dot_product_cudnn_attention_backward")
-def _attention_backward(call: Call) -> Iterator[Step]:
-    yield OUTPUTS
-    query, key = call.args[1], call.args[2]
-    size = scratch.attention_backward(
-        batch=query.shape[0],
-        heads=query.shape[1],
-        kv_heads=key.shape[1],
-        queries=query.shape[2],
-        keys=key.shape[2],
-        width=query.shape[3],
-    )
-    yield from once("workspace", size)
-
-
-@planned("native_dropout")
+@planned("native_dropout", confirmed=True)
 def _dropout(_call: Call) -> Iterator[Step]:
     yield Step("output", index=1)
     yield OUTPUTS
 
 
-@planned("_softmax_backward_data")
+@planned("_softmax_backward_data", confirmed=True)
 def _softmax_backward(call: Call) -> Iterator[Step]:
     yield OUTPUTS
     if on_card(call.args[0]):
         yield from once("product", bytes_of(call.args[1]))
 
 
-@planned("native_layer_norm")
+@planned("native_layer_norm", confirmed=True)
 def _layer_norm(call: Call) -> Iterator[Step]:
     copied = not call.args[0].is_contiguous()
     if copied:
@@ -105,7 +89,7 @@ def _layer_norm(call: Call) -> Iterator[Step]:
         yield Step("drop", "input")
 
 
-@planned("native_layer_norm_backward")
+@planned("native_layer_norm_backward", confirmed=True)
 def _layer_norm_backward(call: Call) -> Iterator[Step]:
     copies = [t for t in call.args[:2] if not t.is_contiguous()]
     for number, tensor in enumerate(copies):
@@ -141,7 +125,7 @@ def _partial_sums(partials: int, width: int, call: Call) -> Iterator[Step]:
 # --- indices -------------------------------------------------------------------------------------
 
 
-@planned("embedding_dense_backward")
+@planned("embedding_dense_backward", confirmed=True)
 def _embedding_backward(call: Call) -> Iterator[Step]:
     grad, indices, rows = call.args[0], call.args[1], call.args[2]
     count, each = indices.numel(), indices.element_size()
@@ -190,19 +174,15 @@ def _sorted_embedding(count: int, each: int, rows: int, width: int) -> Iterator[
         yield Step("drop", name)
 
 
-@planned("sort")
-def _sort(call: Call) -> Iterator[Step]:
+@planned("roll", confirmed=True)
+def _roll(call: Call) -> Iterator[Step]:
+    shifts = call.args[1]
+    for _ in range(len(shifts) - 1 if on_card(call.args[0]) else 0):
+        yield from once("rolled", bytes_of(call.args[0]))
     yield OUTPUTS
-    source = call.args[0]
-    if source.dim() == 1 and on_card(source):
-        count = source.numel()
-        yield Step("take", "range", count * 8)
-        if count > 4096:
-            yield from once("sort", scratch.radix_sort(count))
-        yield Step("drop", "range")
 
 
-@planned("cumsum", "cumprod")
+@planned("cumsum", "cumprod", confirmed=True)
 def _scan(call: Call) -> Iterator[Step]:
     yield OUTPUTS
     source, result = call.args[0], call.result

@@ -163,16 +163,74 @@ def attention_backward(
     return size
 
 
-def radix_sort(count: int, bits: int = 64) -> int:
-    """Temporary of cub's sort of pairs with 8-byte keys and values.
+def flash_splits(
+    tiles: int, kernels: Kernels, *, queries: int, keys: int, width: int, most: int = 128
+) -> int:
+    """Among how many blocks flash attention splits the keys where queries alone don't fill a card.
+
+    As its num_splits_heuristic does, from PyTorch's sources; no recording confirmed it.
+
+    Args:
+        tiles: Batch times heads.
+        kernels: The card's.
+        queries: Of a sequence.
+        keys: Likewise.
+        width: Of a head.
+        most: Splits at most.
+    """
+    across = 256 if width <= 64 else 128 if width <= 128 else 64
+    processors, blocks = kernels.multiprocessors * 2, up(keys, across)
+    tiles *= up(queries, 64)
+    if tiles >= 0.8 * processors:
+        return 1
+    found = {}
+    for splits in range(1, min(most, processors, blocks) + 1):
+        if splits == 1 or up(blocks, splits) != up(blocks, splits - 1):
+            waves = tiles * splits / processors
+            found[splits] = waves / -(-waves // 1)
+    best = max(found.values())
+    return next(splits for splits, share in found.items() if share >= 0.85 * best)
+
+
+def radix_sort(count: int, bits: int | None = None, *, key: int = 8, value: int = 8) -> int:
+    """Temporary of cub's sort of pairs; confirmed for keys of 4 and 8 bytes, values of 8.
 
     The recordings fix the first threshold only to 1,260..2,401 and the tile to 4,485..6,726.
+
+    Args:
+        count: How many pairs.
+        bits: That keys differ in; all of them if not given.
+        key: Bytes of a key.
+        value: Bytes of a value; 0 for none.
     """
     if count <= 2304:
         return 1
-    passes = up(bits, 8)
-    buffers = 2 * align(count * 8) if passes > 1 else 0
+    passes = up(key * 8 if bits is None else bits, 8)
+    buffers = align(count * key) + align(count * value) if passes > 1 else 0
     return buffers + 2048 * passes + 1024 * up(count, 4608) + 511
+
+
+def count_sum(count: int) -> int:
+    """Temporary of the sum that counts what is not zero; one size in every recording, >= 8 k."""
+    return 21_503 if count > 4096 else 1
+
+
+def selection(count: int) -> int:
+    """Temporary of cub's selection; matched for 8 k to 4.4 million elements."""
+    return align((up(count, 4224) + 32) * 8) + 511
+
+
+def shares_rows(rows: int, length: int) -> bool:
+    """Whether several blocks choose the largest of one row (topk's should_use_multiblock)."""
+    least = ((20, 20_000), (40, 10_000), (80, 8_000), (199, 5_000), (799, 3_000), (4_000, 800))
+    return length >= next((enough for most, enough in least if rows <= most), 400)
+
+
+def blocks_of_row(rows: int, length: int, kernels: Kernels) -> int:
+    """How many blocks choose from one row: of 256 threads with 4 to 64 values each."""
+    resident = kernels.multiprocessors * 6 * 256  # 40 registers a thread leave room for six
+    values = min(max(up(rows * length, resident), 4), 64)
+    return up(length, values * 256)
 
 
 def scan(count: int, size: int) -> int:

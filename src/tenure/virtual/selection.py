@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tenure.virtual.attentions import Request, choose
 from tenure.virtual.convolutions import is_channels_last, prefers_channels_last
 
 if TYPE_CHECKING:
@@ -22,6 +23,17 @@ _is_dense = torch._prims_common.is_non_overlapping_and_dense_or_false
 # Operators with a composite fallback and a CUDA kernel: the CPU build takes the fallback, which
 # shows its temporaries. A kernel that is registered, though never run, makes it one operator again.
 _ONE_KERNEL = ("silu_backward", "mish_backward", "_fused_rms_norm")
+# What the bare minimum looks like from inside a dispatch mode; found by trying, torch 2.13, 2.14.
+_FEWEST_USES = 4
+# Of derivatives: C++ refuses to write into tensor subclasses, and takes the first for the second.
+_IN_PLACE = {
+    _aten.index_put.default: _aten.index_put_.default,
+    _aten.index_add.default: _aten.index_add_.default,
+    _aten.masked_scatter.default: _aten.masked_scatter_.default,
+    _aten.scatter.src: _aten.scatter_.src,
+    _aten.scatter.value: _aten.scatter_.value,
+    _aten.scatter_add.default: _aten.scatter_add_.default,
+}
 
 
 def overrides() -> dict[Any, Any]:
@@ -30,6 +42,7 @@ def overrides() -> dict[Any, Any]:
         _aten.add.Tensor: _accumulate,
         _aten.convolution.default: _convolution,
         _aten.convolution_backward.default: _convolution_backward,
+        **dict.fromkeys(_IN_PLACE, _written_in_place),
     }
 
 
@@ -69,11 +82,25 @@ def register_kernels() -> Any:
     return library
 
 
+def _written_in_place(func: Any, args: Any, kwargs: Any) -> Any:
+    """A gradient put into fresh zeros: in place where these belong to nobody else."""
+    if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1:
+        return NotImplemented
+    target = args[0]
+    # index_put's caller holds the zeros by a name of its own.
+    most = _FEWEST_USES + (func is _aten.index_put.default)
+    if not isinstance(target, FakeTensor) or target._use_count() > most:
+        return NotImplemented
+    if torch._C._storage_Use_Count(target.untyped_storage()._cdata) > 2:
+        return NotImplemented
+    _IN_PLACE[func](*args, **kwargs)
+    return target
+
+
 def _accumulate(_func: Any, args: Any, kwargs: Any) -> Any:
     """A sum of gradients: in place where the first belongs to nobody else, as the engine does it.
 
-    C++ refuses to write into tensor subclasses, which fake ones are. The count 4 is what the bare
-    minimum looks like from inside a dispatch mode; found by trying, torch 2.13.
+    C++ refuses to write into tensor subclasses, which fake ones are.
     """
     if torch.is_grad_enabled() or torch._C._current_graph_task_id() == -1 or kwargs:
         return NotImplemented
@@ -83,7 +110,10 @@ def _accumulate(_func: Any, args: Any, kwargs: Any) -> Any:
     alike = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
     if not alike or first is second or not _is_dense(first):
         return NotImplemented
-    if first._use_count() > 4 or torch._C._storage_Use_Count(first.untyped_storage()._cdata) > 2:
+    if (
+        first._use_count() > _FEWEST_USES
+        or torch._C._storage_Use_Count(first.untyped_storage()._cdata) > 2
+    ):
         return NotImplemented
     _aten.add_.Tensor(first, second)
     return first
@@ -102,42 +132,71 @@ def attention(kernels: Kernels, original: Any) -> Any:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        chosen = _attention_kernel(kernels, query, attn_mask)
-        if not chosen:
+        if query.device.type != "cuda":
             return original(
                 query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
                 enable_gqa=enable_gqa,
             )  # fmt: skip
         needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        if attn_mask is not None and attn_mask.dtype is torch.bool:
-            zero = torch.zeros((), dtype=query.dtype, device=query.device)
-            attn_mask = torch.where(attn_mask, zero, float("-inf")).to(query.dtype)
+        asked = Request(
+            query, key, value, attn_mask, dropout_p, is_causal, needs, _allowed(),
+            torch.are_deterministic_algorithms_enabled(),
+        )  # fmt: skip
+        chosen = choose(asked, kernels)
+        if chosen == "math":
+            return _aten._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale,
+                enable_gqa=enable_gqa,
+            )[0]  # fmt: skip
+        if chosen == "flash":
+            return _flash(query, key, value, dropout_p, is_causal, scale)
+        mask = _additive(attn_mask, query.dtype)
         if chosen == "cudnn":
             return _aten._scaled_dot_product_cudnn_attention(
-                query, key, value, attn_mask, needs, dropout_p, is_causal, False, scale=scale
+                query, key, value, mask, needs, dropout_p, is_causal, False, scale=scale
             )[0]
-        if enable_gqa and key.shape[-3] != query.shape[-3]:
-            times = query.shape[-3] // key.shape[-3]
-            key, value = (t.repeat_interleave(times, -3) for t in (key, value))
-        if chosen == "flash":
-            return _aten._scaled_dot_product_flash_attention(
-                query, key, value, dropout_p, is_causal, False, scale=scale
-            )[0]
+        if mask is not None:
+            mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
+        needs = needs or (mask is not None and mask.requires_grad)
         return _aten._scaled_dot_product_efficient_attention(
-            query, key, value, attn_mask, needs, dropout_p, is_causal, scale=scale
+            query, key, value, mask, needs, dropout_p, is_causal, scale=scale
         )[0]
 
     return scaled_dot_product_attention
 
 
-def _attention_kernel(kernels: Kernels, query: Any, mask: Any) -> str:
-    """`cudnn`, `flash`, `efficient`, or nothing for the plain path."""
-    if query.device.type != "cuda" or query.dim() != 4 or not query.dtype.is_floating_point:
-        return ""
+def _allowed() -> frozenset[str]:
+    flags = {
+        "cudnn": torch._C._get_cudnn_sdp_enabled(),
+        "flash": torch._C._get_flash_sdp_enabled(),
+        "efficient": torch._C._get_mem_efficient_sdp_enabled(),
+    }
+    return frozenset(name for name, on in flags.items() if on)
+
+
+def _flash(query: Any, key: Any, value: Any, dropout: float, causal: bool, scale: Any) -> Any:  # noqa: PLR0917
+    """With heads padded to a multiple of 8, as PyTorch does before it calls the kernel."""
     width = query.shape[-1]
-    if query.element_size() == 2:
-        if kernels.attention == "cudnn" and width % 8 == 0 and width <= 128:
-            return "cudnn"
-        if kernels.attention != "efficient" and mask is None and width <= 256:
-            return "flash"
-    return "efficient" if query.element_size() <= 4 else ""
+    padded = [torch.nn.functional.pad(t, (0, -width % 8)) if width % 8 else t
+              for t in (query, key, value)]  # fmt: skip
+    scale = width**-0.5 if scale is None else scale
+    result = _aten._scaled_dot_product_flash_attention(
+        *padded, dropout, causal, False, scale=scale
+    )[0]
+    return result[..., :width] if width % 8 else result
+
+
+def _additive(mask: Any, dtype: torch.dtype) -> Any:
+    """A mask to be added; from one of truth values as PyTorch makes it."""
+    if mask is None or mask.dtype is not torch.bool:
+        return mask
+    lowest = torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device)
+    return torch.where(mask, 0.0, lowest)
+
+
+def _aligned(mask: Any) -> Any:
+    """A mask whose rows begin at multiples of 8 elements."""
+    if mask.stride(-1) == 1 and all(step % 8 == 0 for step in mask.stride()[:-1]):
+        return mask
+    keys = mask.shape[-1]
+    return torch.nn.functional.pad(mask, (0, 8 - keys % 8))[..., :keys]

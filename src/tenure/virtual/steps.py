@@ -51,6 +51,7 @@ class Call:
 Plan = Callable[[Call], Iterator[Step]]
 OUTPUTS = Step("output")
 _PLANS: dict[str, Plan] = {}
+_CONFIRMED: set[str] = set()
 _BY_OPERATOR: dict[Any, Plan | None] = {}
 
 
@@ -70,11 +71,25 @@ def modelled() -> list[str]:
     return sorted(_PLANS)
 
 
-def planned(*names: str) -> Callable[[Plan], Plan]:
-    """Makes a generator the plan of these operators of `aten`, or of one overload of each."""
+def guessed() -> set[str]:
+    """Names of those whose plan follows from sources or few examples, not from many recordings."""
+    return set(_PLANS) - _CONFIRMED
+
+
+def planned(*names: str, library: str = "aten", confirmed: bool = False) -> Callable[[Plan], Plan]:
+    """Makes a generator the plan of operators.
+
+    Args:
+        names: Of the operators, or of one overload of each.
+        library: Whose they are.
+        confirmed: Whether recordings agreed with it to the byte.
+    """
 
     def add(plan: Plan) -> Plan:
-        _PLANS.update(dict.fromkeys((f"aten.{name}" for name in names), plan))
+        full = [f"{library}.{name}" for name in names]
+        _PLANS.update(dict.fromkeys(full, plan))
+        if confirmed:
+            _CONFIRMED.update(full)
         return plan
 
     return add

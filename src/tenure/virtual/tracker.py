@@ -38,7 +38,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         self.stream: Callable[[], int] = lambda: 0
         self.unmodelled: dict[str, int] = {}
         self.operators: dict[Any, int] = {}
-        self.overrides: dict[Any, Callable[..., Any]] = {}
+        self._overrides: dict[Any, list[Callable[..., Any]]] = {}
         self.after: list[Callable[..., None]] = []
         self._known: dict[int, tuple[Any, int]] = {}  # storage -> its weak reference, address
         self._workspaces: set[tuple[int, str]] = set()
@@ -51,15 +51,27 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
     ) -> Any:
         kwargs = kwargs or {}
         self.running = func, [tuple(t.shape) for t in args if isinstance(t, torch.Tensor)]
-        override = self.overrides.get(func)
-        result = override(func, args, kwargs) if override else NotImplemented
-        if result is NotImplemented:
+        result = NotImplemented
+        for override in self._overrides.get(func, ()):
+            result = override(func, args, kwargs)
+            if result is not NotImplemented:
+                break
+        else:
             result = func(*args, **kwargs)
         self.operators[func] = self.operators.get(func, 0) + 1
         for note in self.after:
             note(func, args, kwargs, result)
         self._ask(func, args, kwargs, result)
         return result
+
+    def override(self, operators: dict[Any, Callable[..., Any]]) -> None:
+        """Lets functions run in operators' place; one that returns NotImplemented leaves it."""
+        for func, replacement in operators.items():
+            self._overrides.setdefault(func, []).append(replacement)
+
+    def note(self, operator: str) -> None:
+        """Counts an operator that ran without being dispatched."""
+        self.operators[operator] = self.operators.get(operator, 0) + 1
 
     def _ask(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         fresh = []
