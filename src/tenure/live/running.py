@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.errors import BadInputError, TenureError, UsageError
 from tenure.lifetimes.sources import is_own
+from tenure.live.lookout import Lookout
 from tenure.live.watching import Watch
 
 if TYPE_CHECKING:
@@ -84,7 +85,15 @@ def run_script(
         watch.start()
 
     when_imported("torch", imported)
-    with _reported_at_os_exit(lambda code: _end(watch, process, code, report)):
+    lookout = Lookout()
+
+    def leaves(status: int) -> None:
+        _look_at_the_end(watch, None)
+        _end(watch, process, status, report)
+        lookout.end()
+
+    lookout.begin()
+    with _reported_at_os_exit(leaves):
         try:
             exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
         except BaseException as error:  # noqa: BLE001  whatever ends a script ends it
@@ -97,6 +106,7 @@ def run_script(
     interrupted = isinstance(ended, KeyboardInterrupt)
     ended = None
     run = _end(watch, process, code, report, error=name, interrupted=interrupted)
+    lookout.end()
     if interrupted:
         _die_of_interrupt()
     return run
