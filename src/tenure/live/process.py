@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from tenure import _engine
 from tenure.errors import UsageError
@@ -30,6 +31,7 @@ class Options:
         stacks: Remember which line made each live block.
         events: How many of the newest events to keep for a snapshot; 0 is off.
         on_oom: A file or folder for a snapshot when memory runs out.
+        on_growth: A folder for a snapshot whenever the process holds more than before.
         collect_cycles: Before failing, collect dead reference cycles once.
         torch_version: Whose rules and texts hold.
     """
@@ -41,6 +43,7 @@ class Options:
     stacks: bool = True
     events: int = 0
     on_oom: str | os.PathLike[str] | None = None
+    on_growth: str | os.PathLike[str] | None = None
     collect_cycles: bool = True
     torch_version: tuple[int, int] = (2, 11)
 
@@ -70,6 +73,8 @@ def settings_of(options: Options) -> tuple[AllocatorSettings, float]:
         raise UsageError("soft_limit is a multiple of the live peak: at least 1, or 0 for none")
     if options.events < 0:
         raise UsageError("events is how many of them to keep: 0 or more")
+    if options.on_growth is not None and not Path(options.on_growth).is_dir():
+        raise UsageError(f"on_growth: {options.on_growth} is not a folder")
     settings = parse_alloc_conf(conf_in_force(options), torch_version=options.torch_version)
     # The string holds a fraction of a device that is not known yet.
     fraction = settings.limit / settings.device_memory if settings.limit >= 0 else 1.0
@@ -92,7 +97,7 @@ def start(options: Options) -> None:
     Raises:
         UsageError: It was started before, or an option is not one there is.
     """
-    from tenure.live import recording
+    from tenure.live import growth, recording
 
     if _engine.Live.is_installed():
         raise UsageError("tenure is already installed in this process; it can be only once")
@@ -102,6 +107,8 @@ def start(options: Options) -> None:
     _engine.Live.install(engine_settings(settings), fraction, host)
     atexit.register(_engine.Live.interpreter_exits)
     recording.begin(stacks=options.stacks, events=options.events)
+    if options.on_growth is not None:
+        growth.watch(options.on_growth)
 
 
 def require_started() -> None:

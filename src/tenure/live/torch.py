@@ -52,6 +52,7 @@ def install(
     stacks: bool = True,
     events: int = 0,
     on_oom: str | os.PathLike[str] | None = None,
+    on_growth: str | os.PathLike[str] | None = None,
     collect_cycles: bool = True,
     glue: bool = True,
     quiet: bool = False,
@@ -73,6 +74,7 @@ def install(
         events: How many of the newest events to keep for snapshots; 0 is off.
         on_oom: A file or folder for a snapshot when memory runs out; by default what the
             environment variable TENURE_OOM names.
+        on_growth: A folder for a snapshot whenever the process holds more than before.
         collect_cycles: Before failing, collect dead reference cycles once.
         glue: Serve PyTorch's whole interface for allocators, by a small file that is compiled at
             the first install; without a compiler, or without this, only what plug-ins may.
@@ -90,6 +92,7 @@ def install(
         stacks=stacks,
         events=events,
         on_oom=on_oom,
+        on_growth=on_growth,
         collect_cycles=collect_cycles,
         torch_version=_version(torch),
     )
