@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -157,6 +158,23 @@ def test_what_backward_makes_gets_the_line_whose_saved_tensors_go_next() -> None
     assert labels[of_first].startswith("train.py:6 ->")
     assert labels[bias].startswith("train.py:6 ->")  # the last that was freed
     assert labels[later] == ""  # another backward, of which nothing is known
+
+
+def test_a_recorded_forward_line_is_taken_before_an_inferred_one() -> None:
+    scene = Scene()
+    first, second = scene.make(8, layer("linear", 6)), scene.make(8, layer("linear", 7))
+    gradient = scene.make(4, AUTOGRAD)
+    scene.drop(second, first)
+    plain = scene.recording()
+    forward = np.full(len(plain.events), -1, np.int32)
+    number = int(np.flatnonzero(plain.allocations.address == gradient)[0])
+    of_first = int(np.flatnonzero(plain.allocations.address == first)[0])
+    forward[plain.allocations.born[number]] = plain.allocations.stack[of_first]
+    trace = replace(plain, events=replace(plain.events, forward=forward))
+    sites = Sites(trace)
+    found = int(forward_sites(trace, sites)[number])
+    assert sites.table[found].label.startswith("train.py:6 ->")
+    assert explain(trace).by_site[-1].label.startswith("backward of train.py:6 ->")
 
 
 def test_the_gradients_of_a_real_run_are_placed() -> None:

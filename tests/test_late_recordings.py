@@ -55,7 +55,9 @@ def without_first(snapshot: Snapshot, lost: int) -> Snapshot:
     """The snapshot with the first events gone; the end state is kept."""
     device = device_of(snapshot)
     events = snapshot.devices[device]
-    kept = replace(events, **{f.name: getattr(events, f.name)[lost:] for f in fields(events)})
+    columns = {f.name: getattr(events, f.name) for f in fields(events)}
+    there = {name: column[lost:] for name, column in columns.items() if column is not None}
+    kept = replace(events, **there)
     devices = [kept if i == device else other for i, other in enumerate(snapshot.devices)]
     return replace(snapshot, devices=devices)
 

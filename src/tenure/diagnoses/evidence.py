@@ -150,7 +150,7 @@ class Evidence:
 
     @cached_property
     def forward(self) -> NDArray[np.int64]:
-        """For each allocation without frames the site of its forward line; -1 for none."""
+        """For each allocation of backward the site of its forward line; -1 for none."""
         return forward_sites(self.trace, self.sites)
 
     @cached_property
@@ -243,7 +243,7 @@ class Evidence:
     def label(self, allocation: int) -> str:
         """The line that made an allocation, or whose backward did."""
         site = int(self.sites.of_allocation[allocation])
-        if site == 0 and self.forward[allocation] >= 0:
+        if self.forward[allocation] >= 0:
             return f"backward of {self.label_of_site(int(self.forward[allocation]))}"
         return self.label_of_site(site)
 

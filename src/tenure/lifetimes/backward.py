@@ -1,7 +1,8 @@
 """Which line of the forward pass an allocation of backward belongs to.
 
-Autograd's threads have no Python frames. But a node frees what it saved in the forward pass once it
-has run: so the activation that is freed next, by the same thread, names the line whose gradient is
+Autograd's threads have no Python frames. Some versions of torch write the forward op's frames as
+well; elsewhere its line is inferred. A node frees what it saved in the forward pass once it has
+run: so the activation that is freed next, by the same thread, names the line whose gradient is
 being computed. The first layers' nodes may save nothing that is freed then; they get the line that
 was freed last.
 """
@@ -22,10 +23,17 @@ if TYPE_CHECKING:
 
 
 def forward_sites(trace: Trace, sites: Sites) -> Ints:
-    """For each allocation without frames the site of its forward line; -1 where none is known.
+    """For each allocation of backward the site of its forward line; -1 where none is known.
 
-    Inferred. Allocations with frames, and those from before the recording, get -1.
+    Recorded where the recording says so, else inferred for allocations without frames. Those from
+    before the recording get -1.
     """
+    found = _inferred(trace, sites)
+    recorded = sites.of_forward
+    return np.where(recorded > 0, recorded, found)
+
+
+def _inferred(trace: Trace, sites: Sites) -> Ints:
     allocations = trace.allocations
     found = np.full(len(allocations), -1, np.int64)
     silent = np.flatnonzero((allocations.stack < 0) & (allocations.born >= 0))

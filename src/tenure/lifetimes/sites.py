@@ -75,12 +75,14 @@ class Sites:
     def __init__(self, trace: Trace) -> None:
         self._stacks: Stacks = trace.stacks
         self._of_allocation = trace.allocations.stack
+        self._of_forward = trace.forward_stack
 
     @cached_property
     def _found(self) -> tuple[tuple[Site, ...], NDArray[np.int64]]:
         known: dict[Site, int] = {Site(None, None): 0}
         index = np.zeros(len(self._stacks) + 1, np.int64)  # last entry: no stack
-        for stack in np.unique(self._of_allocation).tolist():
+        used = np.concatenate([self._of_allocation, self._of_forward])
+        for stack in np.unique(used).tolist():
             if stack >= 0:
                 site = site_of(self._stacks.frames(stack))
                 index[stack] = known.setdefault(site, len(known))
@@ -95,6 +97,11 @@ class Sites:
     def of_allocation(self) -> NDArray[np.int64]:
         """For each allocation, its index in the table."""
         return self._found[1][self._of_allocation]
+
+    @cached_property
+    def of_forward(self) -> NDArray[np.int64]:
+        """The same of the forward op that the recording names for it; 0 for none."""
+        return self._found[1][self._of_forward]
 
 
 def _base(file: str) -> str:

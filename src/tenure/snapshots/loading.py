@@ -138,6 +138,7 @@ def _events(snapshot: columns.Snapshot, device: int) -> Events:
         raw.pool,
         raw.metadata,
         np.full(len(raw), -1, np.int64),
+        raw.forward,
     )
 
 

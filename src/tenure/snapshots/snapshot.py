@@ -73,6 +73,8 @@ class Events:
         pool: Index into the pools; -1 where not recorded (before torch 2.12).
         metadata: The user's metadata, an index into the strings; -1 for none.
         compile_context: The compiled region, an index into the strings; -1 for none.
+        forward: Stack of the forward op that an event of backward belongs to, -1 for none; None
+            where no event has one.
     """
 
     action: U8
@@ -84,6 +86,7 @@ class Events:
     pool: I32
     metadata: I32
     compile_context: I32
+    forward: I32 | None = None
 
     def __len__(self) -> int:
         return len(self.action)

@@ -186,6 +186,10 @@ def _events(snapshot: Snapshot, events: Events, stacks: list[_Frames]) -> list[d
         add("pool_id", (snapshot.pools[max(pool, 0)] for pool in events.pool.tolist()))
     if keys["event.frames"]:
         add("frames", (stacks[stack] for stack in events.stack.tolist()))
+    if events.forward is not None:
+        for event, stack in zip(plain, events.forward.tolist(), strict=True):
+            if stack >= 0:
+                event["forward_frames"] = stacks[stack]
     return plain
 
 

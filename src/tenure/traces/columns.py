@@ -55,6 +55,8 @@ class Events:
         pool: Index into the trace's pools.
         metadata: Index into the strings: the user's text, -1 for none.
         allocation: Number of the allocation that the event belongs to; -1 for other events.
+        forward: Stack of the forward op that an event of backward belongs to, -1 for none; None
+            where the recording has none.
     """
 
     action: Codes
@@ -66,6 +68,7 @@ class Events:
     pool: Indices
     metadata: Indices
     allocation: Ints
+    forward: Indices | None = None
 
     def __len__(self) -> int:
         """Number of events."""

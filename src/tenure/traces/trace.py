@@ -59,6 +59,15 @@ class Trace:
         """Whether any allocation says which line made it."""
         return bool((self.allocations.stack >= 0).any())
 
+    @property
+    def forward_stack(self) -> Indices:
+        """For each allocation the stack of the forward op it was made for; -1 where unrecorded."""
+        born, recorded = self.allocations.born, self.events.forward
+        found = np.full(len(born), -1, np.int32)
+        if recorded is not None:
+            found[born >= 0] = recorded[born[born >= 0]]
+        return found
+
     def with_larger_blocks(self, larger: dict[int, int]) -> Trace:
         """The trace with blocks of its start larger by some bytes, keyed by allocation."""
         return replace(self, start=enlarge(self.start, larger))
