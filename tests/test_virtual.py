@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import lzma
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +18,8 @@ import pytest
 
 from shared_data import ABSENT, SHARED
 from tenure.cards import CARDS, card_named
+from tenure.replays import Trial, recorded_replay, try_settings
+from tenure.snapshots import load
 from tenure.virtual import scratch
 from tenure.virtual.card import kernels_of
 
@@ -146,6 +150,63 @@ def test_requests_are_the_recorded_ones(
     assert requests(value["snapshot"]) == requests(recorded)
     assert value["verdict"]["fits"]
     assert value["verdict"]["assumptions"] == {}
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.05, 0.95])
+@pytest.mark.parametrize(
+    ("workload", "module", "burn"),
+    [
+        ("leak_graph", "torch", ""),
+        ("leak_cycle", "torch", ""),
+        ("gpt2", "transformers", ""),
+        ("vit", "timm", ""),
+        ("gpt2_varlen", "transformers", "32"),
+        ("llama_lora", "peft", "32"),
+    ],
+)
+def test_it_fits_where_it_really_would(
+    workload: str, module: str, burn: str, share: float, tmp_path: Path
+) -> None:
+    """5 % above the least memory under which the recorded run fits, and 5 % below."""
+    if not SCRIPT.exists():
+        pytest.skip(ABSENT)
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    trace = load(SHARED / "traces" / f"{workload}.pickle.xz")
+    (needed,) = try_settings(trace, [Trial("torch", "")], calls=list(recorded_replay(trace).calls))
+    size = int(needed.smallest_capacity * share)
+    value, _ = run_virtually(tmp_path, SCRIPT, workload, str(tmp_path), gpu=str(size), BURN=burn)
+    assert value["verdict"]["fits"] is (share > 1), value["verdict"]["message"]
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "recording", "limit"),
+    [("oom", "oom", ""), ("llama_lora", "llama_lora.limit5.5", "5.5")],
+)
+def test_it_runs_out_of_memory_with_the_words_of_the_recorded_run(
+    workload: str, recording: str, limit: str, tmp_path: Path
+) -> None:
+    if not SCRIPT.exists():
+        pytest.skip(ABSENT)
+    if workload == "llama_lora" and importlib.util.find_spec("peft") is None:
+        pytest.skip("peft is not installed")
+    value, _ = run_virtually(
+        tmp_path, SCRIPT, workload, str(tmp_path), LIMIT_GIB=limit, BURN="32" if limit else ""
+    )
+    truth = json.loads((SHARED / "traces" / f"{recording}.json").read_text())
+    (said,) = [step["message"] for step in truth["steps"] if step["label"] == "oom"]
+    assert _of_any_machine(value["verdict"]["message"]) == _of_any_machine(said)
+
+
+def _of_any_machine(message: str) -> str:
+    """Without what other processes on the card, and the context there, took."""
+    message = re.sub(r"Process \d+ has [\d.]+ \w+ memory in use\. ", "", message)
+    message = re.sub(r"this process has [\d.]+ \w+ memory", "this process has N memory", message)
+    return re.sub(r"of which [\d.]+ \w+ is free", "of which N is free", message)
 
 
 TRAINING = """

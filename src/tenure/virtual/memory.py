@@ -170,6 +170,11 @@ class Memory:
             for name in ("requested", "allocated", "active", "reserved")
         }
 
+    def allocated(self) -> int:
+        """Bytes allocated now."""
+        with self._lock:
+            return self._statistic("allocated_bytes.all.current")
+
     def free_bytes(self) -> int:
         """What the driver would say is free."""
         return self.card.usable - self._statistic("reserved_bytes.all.current")

@@ -38,6 +38,8 @@ class VirtualRun:
         decisive: Those by which the script may have decided what to do.
         operators: How often each operator ran.
         error: The last line of what ended the script; empty if it ended well.
+        unmodelled: Operators that take memory for which there is no rule, with how often they ran.
+        reach: Most bytes allocated, had they taken much (`unmodelled.Unmodelled`).
         traits: What the script was seen to do that decides which changes are worth trying.
         seconds: How long it ran.
         stopped: Whether it was ended after the steps that were asked for.
@@ -50,6 +52,8 @@ class VirtualRun:
     decisive: set[str] = field(default_factory=set)
     operators: dict[str, int] = field(default_factory=dict)
     error: str = ""
+    unmodelled: dict[str, int] = field(default_factory=dict)
+    reach: int = 0
     traits: Traits = field(default_factory=Traits)
     seconds: float = 0.0
     stopped: bool = False
@@ -124,6 +128,7 @@ def virtual_gpu(
     finally:
         run.assumptions = dict(stage.shadows.assumptions)
         run.decisive = stage.shadows.decisive
+        run.unmodelled, run.reach = stage.unmodelled.counts, stage.unmodelled.reach
         run.operators = {str(f): n for f, n in stage.tracker.operators.items()}
 
 

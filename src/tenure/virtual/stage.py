@@ -16,6 +16,7 @@ from tenure.virtual import face, outside, recurrent, selection
 from tenure.virtual.card import kernels_of
 from tenure.virtual.shadow import Shadows
 from tenure.virtual.tracker import Tracker
+from tenure.virtual.unmodelled import Unmodelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,7 @@ class Stage:
     Attributes:
         tracker: Sees every operator.
         shadows: Knows values, and what was assumed.
+        unmodelled: Knows what no rule describes.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -63,10 +65,11 @@ class Stage:
         self.fake = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
         self.tracker = Tracker(memory, self.kernels)
         self.shadows = Shadows()
+        self.unmodelled = Unmodelled(memory)
         self.patches = Patches()
         self.tracker.override(self.shadows.overrides())
         self.tracker.override(selection.overrides())
-        self.tracker.after.append(self.shadows.follow)
+        self.tracker.after += (self.shadows.follow, self.unmodelled.watch)
 
     def __enter__(self) -> Self:
         try:

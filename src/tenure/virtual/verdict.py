@@ -16,18 +16,6 @@ if TYPE_CHECKING:
     from tenure.traces import Trace
     from tenure.virtual.running import VirtualRun
 
-_UNKNOWN_TEXT = """
-    topk kthvalue median unique2 _unique2 unique_consecutive unique_dim nonzero masked_select
-    multinomial bincount histc randperm argsort index_put index_put_ _index_put_impl_
-    _cudnn_rnn _cudnn_rnn_backward _thnn_fused_lstm_cell _ctc_loss _cudnn_ctc_loss linalg_svd
-    linalg_eigh linalg_qr linalg_inv_ex linalg_solve_ex linalg_cholesky_ex _fft_c2c _fft_r2c
-    _fft_c2r grid_sampler_2d var var_mean std std_mean argmax argmin max min
-    _scaled_dot_product_efficient_attention _scaled_dot_product_flash_attention
-    _scaled_dot_product_efficient_attention_backward
-    _scaled_dot_product_flash_attention_backward _int_mm _scaled_mm
-"""
-# Operators whose CUDA kernels take temporaries that no rule here describes.
-_UNKNOWN = frozenset(f"aten.{name}" for name in _UNKNOWN_TEXT.split())
 # How far off peaks may be, as parts of them: allocated, reserved (docs/virtual.md).
 _PLAIN, _GUESSED = (0.01, 0.04), (0.02, 0.05)
 
@@ -62,8 +50,7 @@ class Verdict:
         steps: Most steps that one optimizer made.
         confidence: "exact" where only rules confirmed to the byte were used, "modelled" with
             guesses within bars, "unknown" where operators or values are not known.
-        allocated: Lowest and highest peak allocated, if what was assumed holds; None where no
-            bar does.
+        allocated: Lowest and highest peak allocated, if what was assumed holds; None if it failed.
         reserved: The same of peak reserved.
         modelled: Operators whose temporaries are modelled, with how often each ran.
         unknown: Operators whose temporaries are not known, likewise.
@@ -139,10 +126,10 @@ class Verdict:
         words = {
             "exact": "Every temporary is modelled by a rule that recordings confirmed.",
             "modelled": "Some temporaries are guesses; the ranges hold for those tried.",
-            "unknown": "Some of what it rests on is not known, so no range is given:",
+            "unknown": "Some of what it rests on is not known:",
         }
         lines = [words[self.confidence]]
-        if self.confidence == "unknown" and self.allocated:
+        if self.decisive:
             lines = ["The script decided by values that nobody computed. If what is assumed holds:"]
         for name, span in (("allocated", self.allocated), ("reserved", self.reserved)):
             if span:
@@ -167,17 +154,21 @@ def cards_text(cards: tuple[Fit, ...]) -> list[str]:
 
 def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
     """The answer of a run; the trace is asked for only where a card is a close call."""
-    modelled, unknown, guessed = _operators(run)
+    modelled = _modelled(run)
+    guessed = bool(hidden.guessed() & set(modelled))
     peak = run.peak()
-    sure = not unknown and not run.decisive and not run.error
-    known = not unknown and not run.error  # what was assumed may still hold
-    bars = _GUESSED if guessed else _PLAIN
+    allocated, reserved = _GUESSED if guessed else _PLAIN
+    # Operators without a rule matter where what they may take reaches above the peak.
+    beyond = max(run.reach - int(peak["allocated"] * (1 + allocated)), 0)
+    sure = not beyond and not run.decisive and not run.error
     failed = run.memory.failed
-    spans: list[tuple[int, int] | None] = [
-        (int(peak[name] * (1 - bar)), int(peak[name] * (1 + bar))) if known and not failed else None
-        for name, bar in zip(("allocated", "reserved"), bars, strict=True)
-    ]
-    measured = run.memory.measured
+    spans: list[tuple[int, int] | None] = [None, None]
+    if not failed and not run.error:  # what was assumed may still hold
+        spans = [
+            (int(peak[name] * (1 - bar)), int(peak[name] * (1 + bar)) + beyond)
+            for name, bar in (("allocated", allocated), ("reserved", reserved))
+        ]
+    measured = run.memory.measured and not run.unmodelled
     confidence = "unknown" if not sure else "modelled" if guessed or not measured else "exact"
     return Verdict(
         card=run.memory.card,
@@ -192,25 +183,22 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
         allocated=spans[0],
         reserved=spans[1],
         modelled=modelled,
-        unknown=unknown,
+        unknown=run.unmodelled,
         assumptions=run.assumptions,
         decisive=frozenset(run.decisive),
         cards=() if failed else fits_of(trace, peak["allocated"], peak["reserved"]),
     )
 
 
-def _operators(run: VirtualRun) -> tuple[dict[str, int], dict[str, int], bool]:
-    """Counts of operators with modelled and with unknown temporaries; whether any was guessed."""
+def _modelled(run: VirtualRun) -> dict[str, int]:
+    """Counts of operators whose temporaries are modelled."""
     planned = set(hidden.modelled())
-    modelled: dict[str, int] = {}
-    unknown: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for overload, count in run.operators.items():
         name = overload.rsplit(".", 1)[0]
         if name in planned:
-            modelled[name] = modelled.get(name, 0) + count
-        elif name in _UNKNOWN:
-            unknown[name] = unknown.get(name, 0) + count
-    return modelled, unknown, bool(hidden.guessed() & set(modelled))
+            counts[name] = counts.get(name, 0) + count
+    return counts
 
 
 def fits_of(trace: Callable[[], Trace], allocated: int, reserved: int) -> tuple[Fit, ...]:
