@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 DEEPEST = 6  # frames of the user's in which a stream's name is looked for
 _BACKWARD = "_engine_run_backward"  # the function of PyTorch's that waits for a backward pass
 
-_USERS: dict[CodeType, bool] = {}  # whether a code object is the user's
+_USERS, _LIBRARYS, _MACHINERY = range(3)
+_whose: dict[CodeType, int] = {}  # whose a code object is
 _backward_site: tuple[int, Site] = (-1, Site("", 0, "backward"))
 
 
@@ -28,12 +29,12 @@ def user_site() -> Site:
     outer: FrameType | None = None
     while frame is not None:
         code = frame.f_code
-        users = _USERS.get(code)
-        if users is None:
-            users = _USERS[code] = _is_users(code.co_filename)
-        if users:
+        whose = _whose.get(code)
+        if whose is None:
+            whose = _whose[code] = _owner_of(code.co_filename)
+        if whose == _USERS:
             return Site(code.co_filename, frame.f_lineno, code.co_name)
-        if outer is None and not _is_machinery(code.co_filename):
+        if whose == _LIBRARYS and outer is None:
             outer = frame
         frame = frame.f_back
     if outer is not None:  # a library's own program
@@ -83,8 +84,11 @@ def _is_users(path: str) -> bool:
     return not (is_own(path) or is_library(path))
 
 
-def _is_machinery(path: str) -> bool:
-    return is_own(path) or "/torch/" in path.replace("\\", "/") or path.startswith("<frozen")
+def _owner_of(path: str) -> int:
+    if _is_users(path):
+        return _USERS
+    machinery = is_own(path) or "/torch/" in path.replace("\\", "/") or path.startswith("<frozen")
+    return _MACHINERY if machinery else _LIBRARYS
 
 
 def _site_of_backward() -> Site:
