@@ -113,7 +113,7 @@ def under_tenure(
 
 def run(command: list[str], stem: Path, environment: dict[str, str]) -> int | str:
     """A command's exit code; its output and errors go to files."""
-    with stem.with_suffix(".out").open("wb") as out, stem.with_suffix(".err").open("wb") as err:
+    with Path(f"{stem}.out").open("wb") as out, Path(f"{stem}.err").open("wb") as err:
         try:
             done = subprocess.run(
                 command,

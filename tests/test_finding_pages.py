@@ -1,4 +1,4 @@
-"""Each finding that explain can give has its page, and no page is about one that it cannot."""
+"""Each finding that explain or run can give has its page, and no page is about one that it cannot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from shared_data import ROOT
 
 PAGES = ROOT / "docs" / "findings"
-ROOMS = ("diagnoses", "traces", "snapshots")
+ROOMS = ("diagnoses", "traces", "snapshots", "live")
 AREAS = "oom|growth|(?:fragmentation|cache|stream|pool|holder|outside|normal|trace|setting)"
 CODE = re.compile(rf'"((?:{AREAS})(?:\.[a-z_]+)?)"')
 

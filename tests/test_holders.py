@@ -183,6 +183,20 @@ def test_no_pack_hook_is_run() -> None:
     del out
 
 
+def test_an_address_on_a_gpu_finds_the_storage_it_lies_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mine = torch.ones(1000)
+    where = {mine.untyped_storage()._cdata: 1 << 40}
+    monkeypatch.setattr(
+        "tenure.lifetimes.walking.device_address",
+        lambda tensor, _place: where.get(tensor.untyped_storage()._cdata, 0),
+    )
+    (one,) = holders((1 << 40) + 3999, device="cpu").holders
+    assert one.chain.startswith("local mine of")
+    assert holders((1 << 40) + 4000, device="cpu").holders == ()
+
+
 def test_what_is_no_tensor_is_refused() -> None:
-    with pytest.raises(UsageError, match="neither a tensor nor a storage"):
+    with pytest.raises(UsageError, match="neither a tensor, a storage nor an address"):
         holders("text")

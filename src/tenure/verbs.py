@@ -157,12 +157,12 @@ def holders(x: object = None, *, device: str | None = None, seconds: float = 5.0
     Nothing is kept alive, collected or changed, and no code of the program is run.
 
     Args:
-        x: A tensor or a storage; None for everything.
+        x: A tensor, a storage, or an address on a GPU; None for everything.
         device: "cuda", "cuda:1" or "cpu"; default: CUDA if it is in use, else the CPU.
         seconds: How long to look at most.
 
     Raises:
-        UsageError: torch is not in use, or `x` is neither a tensor nor a storage.
+        UsageError: torch is not in use, or `x` is none of these.
     """
     from tenure.lifetimes.holders import holders
 

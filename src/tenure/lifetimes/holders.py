@@ -22,7 +22,7 @@ from tenure.lifetimes.edges import Edge, Torch
 from tenure.lifetimes.walking import Reached, Walk, device_address, storage_of, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 _CYCLES = 6  # gradients whose cycle is told
 
@@ -139,7 +139,7 @@ def holders(
     no `__getattr__`, no hook.
 
     Args:
-        x: A tensor or a storage; None for everything.
+        x: A tensor, a storage, or an address on a GPU; None for everything.
         device: "cuda", "cuda:1" or "cpu"; default: CUDA if it is in use, else the CPU.
         seconds: How long to look at most.
         known: Live storages that were counted otherwise (address -> bytes, device); those that
@@ -148,13 +148,13 @@ def holders(
         frames_of: An exception that has not been dealt with: its frames count as running.
 
     Raises:
-        UsageError: torch is not in use, or `x` is neither a tensor nor a storage.
+        UsageError: torch is not in use, or `x` is none of these.
     """
     begun = time.thread_time()
     if "torch" not in sys.modules:
         raise UsageError("no tensors here: torch has not been imported in this process")
     torch = Torch()
-    wanted = None if x is None else _address(x, torch)
+    wanted = None if x is None else _which(x, torch)
     place = device if device is not None or x is not None else _default_device(torch.torch)
     with torch.torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  no public name
         return _look(
@@ -171,7 +171,7 @@ def holders(
 
 def _look(
     torch: Torch,
-    wanted: int | None,
+    wanted: Callable[[Holder], bool] | None,
     device: str,
     *,
     begun: float,
@@ -204,7 +204,7 @@ def _look(
     ]
     cycles = _live_cycles(found, torch, device) if wanted is None else ()
     if wanted is not None:
-        result = [h for h in result if h.storage == wanted]
+        result = [h for h in result if wanted(h)]
     complete = found.complete
     lost.clear()
     found.forget()
@@ -337,13 +337,15 @@ def _default_device(torch: Any) -> str:
     return "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
 
 
-def _address(x: Any, torch: Torch) -> int:
-    if torch.kind(x) == "tensor":
-        found = storage_of(x)
-        if found is not None:
-            return found[0]
+def _which(x: Any, torch: Torch) -> Callable[[Holder], bool]:
+    """Tells the holders that were asked for."""
+    if type(x) is int:
+        return lambda holder: holder.address <= x < holder.address + holder.bytes
     storage = getattr(torch.torch, "UntypedStorage", None)
-    if storage is not None and isinstance(x, storage):
-        address: int = x._cdata  # noqa: SLF001  its identity has no public name
-        return address
-    raise UsageError(f"{type(x).__name__} is neither a tensor nor a storage")
+    if torch.kind(x) == "tensor" and (found := storage_of(x)) is not None:
+        address = found[0]
+    elif storage is not None and isinstance(x, storage):
+        address = x._cdata  # noqa: SLF001  its identity has no public name
+    else:
+        raise UsageError(f"{type(x).__name__} is neither a tensor, a storage nor an address")
+    return lambda holder: holder.storage == address

@@ -64,27 +64,13 @@ def run_script(
     Raises:
         BadInputError: There is no such script.
     """
-    try:
-        path = os.path.abspath(script)  # noqa: PTH100  as Python does: links stay
-        with io.open_code(path) as file:
-            source = file.read()
-    except OSError as error:
-        raise BadInputError(f"{script}: cannot be read: {error.strerror}") from None
+    path = os.path.abspath(script)  # noqa: PTH100  as Python does: links stay
+    source = _source(path, script)
     process = os.getpid()
     watch = Watch()
     main = _main_module(script, path, arguments)
     ended: BaseException | None = None
-
-    def imported() -> None:
-        if before is not None:
-            try:
-                before()
-            except UsageError as error:
-                sys.stderr.write(f"tenure: {error}\n")
-                raise SystemExit(error.exit_code) from None
-        watch.start()
-
-    when_imported("torch", imported)
+    when_imported("torch", lambda: _torch_is_there(watch, before))
     lookout = Lookout()
 
     def leaves(status: int) -> None:
@@ -110,6 +96,25 @@ def run_script(
     if interrupted:
         _die_of_interrupt()
     return run
+
+
+def _source(path: str, script: str) -> bytes:
+    try:
+        with io.open_code(path) as file:
+            return file.read()
+    except OSError as error:
+        raise BadInputError(f"{script}: cannot be read: {error.strerror}") from None
+
+
+def _torch_is_there(watch: Watch, before: Callable[[], None] | None) -> None:
+    """What was asked for first, then the watching; what cannot be had ends the script here."""
+    if before is not None:
+        try:
+            before()
+        except UsageError as error:
+            sys.stderr.write(f"tenure: {error}\n")
+            raise SystemExit(error.exit_code) from None
+    watch.start()
 
 
 def _look_at_the_end(watch: Watch, ended: BaseException | None) -> None:
