@@ -16,7 +16,6 @@ from tenure.cli.options import as_version, emit, progress, progress_done
 from tenure.errors import UsageError
 from tenure.settings import parse_alloc_conf
 
-
 OPTIONS = (
     click.option(
         "--torch-version",
@@ -129,7 +128,8 @@ def _report(run: Any, script: str, arguments: list[str], options: dict[str, Any]
     if options["snapshot"]:
         _save(run.snapshot(), options["snapshot"])
     if not run.memory.actions:
-        click.echo("tenure: the script asked for no GPU memory", err=True)
+        why = f": {run.hint}" if run.hint else ""
+        click.echo(f"tenure: the script asked for no GPU memory{why}", err=True)
         return
     trace = run.trace()
     verdict = run.verdict(trace)

@@ -121,6 +121,7 @@ def paint(patches: Patches, memory: Memory, tracker: Tracker, kernels: Kernels) 
     _streams(patches, streams, tracker)
     _memory(patches, memory)
     _seeds(patches)
+    _marks(patches)
 
 
 def _device(patches: Patches, memory: Memory, kernels: Kernels) -> None:
@@ -225,6 +226,11 @@ def _memory(patches: Patches, memory: Memory) -> None:
         patches.set(torch.cuda.memory, name, answer)
         if hasattr(torch.cuda, name):
             patches.set(torch.cuda, name, answer)
+
+
+def _marks(patches: Patches) -> None:
+    for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+        patches.set(torch.cuda.nvtx, name, lambda *_args, **_named: 0)
 
 
 def _seeds(patches: Patches) -> None:

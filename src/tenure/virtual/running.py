@@ -19,6 +19,7 @@ from tenure.settings import DEFAULT_VERSION, AllocatorSettings, parse_alloc_conf
 from tenure.virtual import recording, stand_ins
 from tenure.virtual.ending import EnoughSteps, exit_code
 from tenure.virtual.memory import Memory
+from tenure.virtual.obstacles import hint_for, line_of
 from tenure.virtual.shim import load_shim
 from tenure.virtual.traits import Traits
 from tenure.virtual.verdict import Verdict, judge
@@ -38,6 +39,8 @@ class VirtualRun:
         decisive: Those by which the script may have decided what to do.
         operators: How often each operator ran.
         error: The last line of what ended the script; empty if it ended well.
+        error_at: The line of the script at which it ended.
+        hint: Why, and what to try, where a virtual GPU is the reason.
         unmodelled: Operators that take memory for which there is no rule, with how often they ran.
         reach: Most bytes allocated, had they taken much (`unmodelled.Unmodelled`).
         traits: What the script was seen to do that decides which changes are worth trying.
@@ -52,6 +55,8 @@ class VirtualRun:
     decisive: set[str] = field(default_factory=set)
     operators: dict[str, int] = field(default_factory=dict)
     error: str = ""
+    error_at: str = ""
+    hint: str = ""
     unmodelled: dict[str, int] = field(default_factory=dict)
     reach: int = 0
     traits: Traits = field(default_factory=Traits)
@@ -213,3 +218,4 @@ def _execute(run: VirtualRun, script: str, source: bytes) -> None:
         if run.exit_code:
             said = str(error).strip().splitlines()
             run.error = f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
+            run.error_at, run.hint = line_of(error), hint_for(error)

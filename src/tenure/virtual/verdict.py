@@ -46,6 +46,8 @@ class Verdict:
         failed_at: The line that made it.
         failures: How many requests failed; the script may have caught some.
         error: What else ended the script: its last line; empty if nothing did.
+        error_at: The line of the script at which it ended.
+        hint: Why, and what to try, where a virtual GPU is the reason.
         stopped: Whether it was ended after as many optimizer steps as were asked for.
         steps: Most steps that one optimizer made.
         confidence: "exact" where only rules confirmed to the byte were used, "modelled" with
@@ -65,6 +67,8 @@ class Verdict:
     failed_at: str
     failures: int
     error: str
+    error_at: str
+    hint: str
     stopped: bool
     steps: int
     confidence: str
@@ -87,6 +91,8 @@ class Verdict:
             "failed_at": self.failed_at,
             "failures": self.failures,
             "error": self.error,
+            "error_at": self.error_at,
+            "hint": self.hint,
             "stopped": self.stopped,
             "steps": self.steps,
             "confidence": self.confidence,
@@ -109,7 +115,9 @@ class Verdict:
             times = f" {self.failures:,} times, first" if self.failures > 1 else ""
             lines.append(f"  out of memory{times} at {self.failed_at}")
         if self.error:
-            lines.append(f"  the script ended with {self.error}")
+            lines.append(f"  it ended at {self.error_at or '?'} with {self.error}")
+        if self.hint:
+            lines.append(f"  {self.hint}")
         if self.stopped:
             lines.append(f"  ended after {self.steps} optimizer steps, as asked for")
         return "\n".join([*lines, self.basis(), *cards_text(self.cards)]) + "\n"
@@ -177,6 +185,8 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
         failed_at=run.memory.failed_at,
         failures=run.memory.failures,
         error="" if failed else run.error,
+        error_at="" if failed else run.error_at,
+        hint="" if failed else run.hint,
         stopped=run.stopped,
         steps=run.traits.steps,
         confidence=confidence,
