@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scene import AUTOGRAD, Scene, Training, layer, line, moved_to_device
-from tenure.diagnoses import Severity
+from tenure.diagnoses import Confidence, Severity
 from tenure.lifetimes import (
     Ending,
     Growth,
@@ -159,12 +159,24 @@ def test_what_the_garbage_collector_frees_again_and_again_is_a_cycle() -> None:
     for i in range(40):
         kept.append(serve(scene))
         if i % 10 == 9:
-            scene.drop(*kept, where=line(8))
+            scene.drop(*kept, where=line(8 + i))
             kept.clear()
     assert {g.times for g in growths(scene)} == {4}
     finding = scene.finding("holder.cycle")
     assert finding is not None
+    assert finding.severity is Severity.WARNING
     assert "garbage collector" in " ".join(finding.evidence)
+
+
+def test_what_one_line_empties_again_and_again_may_be_a_dict() -> None:
+    scene = Scene()
+    scene.make(20, moved_to_device(2))
+    for _ in range(4):
+        kept = [serve(scene) for _ in range(10)]
+        scene.drop(*kept, where=line(8))
+    finding = scene.finding("holder.cycle")
+    assert finding is not None
+    assert (finding.severity, finding.confidence) == (Severity.INFO, Confidence.POSSIBLE)
 
 
 def test_an_inner_loop_that_climbs_and_falls_each_time_is_no_growth() -> None:

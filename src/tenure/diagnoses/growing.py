@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PLATEAU_SHARE = 0.05  # of the live peak, for what has levelled off to be worth a word
 RELEASED_SHARE = 0.25  # of the live peak, for what was released
 BARE_SHARE = 0.5  # the same, for loops that do nothing but keep: lists that are built in one go
+OFTEN = 2  # times that a tensor grew and began anew, for it to be what the loop does
 ALL = 0.9  # of the growth, released at once
 CARDS = (24 * GIB, 80 * GIB, 141 * GIB)  # to say when a card is full, where no limit is known
 SITES_SHOWN = 4
@@ -44,7 +45,7 @@ def _finding(evidence: Evidence, growth: Growth) -> Finding | None:
         return None
     code = code_of(growth)
     if code == "holder.cycle":
-        confidence = Confidence.INFERRED
+        confidence = Confidence.POSSIBLE if severity is Severity.INFO else Confidence.INFERRED
     plateau = growth.ending is Ending.PLATEAU
     return Finding(
         code,
@@ -69,13 +70,15 @@ def _weigh(evidence: Evidence, growth: Growth) -> tuple[Severity | None, Confide
     peak = max(evidence.recorded.peak.allocated, 1)
     if all(s.replaced for s in growth.sites) and growth.work_rises:
         return None, Confidence.POSSIBLE  # batches become larger, and all that is made with them
+    if all(s.replaced and s.restarts >= OFTEN for s in growth.sites):
+        return None, Confidence.POSSIBLE  # keys and values of a request, gathered token by token
     if growth.ending is Ending.PLATEAU:
         matters = growth.grown >= PLATEAU_SHARE * peak
         return (Severity.NORMAL if matters else None), Confidence.MEASURED
     gone = growth.release is not None and growth.release.share >= ALL
     if growth.times > 1:
         # An inner loop climbs and falls every time; only the garbage collector is news.
-        return (Severity.WARNING if _collected(growth) else None), Confidence.INFERRED
+        return (_weigh_cycle(evidence) if _collected(growth) else None), Confidence.INFERRED
     at_peak = growth.begin <= evidence.recorded.peak_event.allocated
     if growth.release is not None and gone:
         at_peak &= evidence.recorded.peak_event.allocated <= growth.release.event
@@ -93,6 +96,21 @@ def _weigh(evidence: Evidence, growth: Growth) -> tuple[Severity | None, Confide
         )
         return (Severity.WARNING if matters else None), Confidence.MEASURED
     return Severity.WARNING, Confidence.MEASURED
+
+
+def _weigh_cycle(evidence: Evidence) -> Severity:
+    """How much it matters that what grew went back oldest first, more than once.
+
+    The garbage collector comes whenever so many objects were made: at another line each time, or
+    where it is called. At one and the same line the program itself drops a dict or a deque.
+    """
+    stacks = {g.release.stack for g in evidence.growths if g.release and _collected(g)}
+    called = any(
+        "collect" in frame.name or "gc" in frame.file.rsplit("/", 1)[-1]
+        for stack in stacks
+        for frame in evidence.trace.stacks.frames(stack)
+    )
+    return Severity.WARNING if len(stacks) > 1 or called else Severity.INFO
 
 
 def _trains(evidence: Evidence, growth: Growth) -> bool:

@@ -34,6 +34,8 @@ class GrowingSite:
         replaced: One block at a time, each larger than the one it replaces.
         allocations: Numbers of the blocks kept, oldest first.
         kind: What is counted together: the site, or -1 less the requested bytes.
+        restarts: How often a smaller block followed a larger one, of those that replace each other:
+            it grew and began anew, as a cache does with each request.
     """
 
     site: int
@@ -44,6 +46,7 @@ class GrowingSite:
     replaced: bool
     allocations: tuple[int, ...]
     kind: int
+    restarts: int = 0
 
 
 def find_growing_sites(course: Course, first: int, last: int) -> tuple[GrowingSite, ...]:
@@ -138,6 +141,8 @@ def end_of_chain(course: Course, site: GrowingSite) -> GrowingSite:
     allocations = course.trace.allocations
     number = site.allocations[-1]
     same = np.flatnonzero(allocations.stack == allocations.stack[number])
+    known = allocations.stack[number] >= 0
+    restarts = int((np.diff(allocations.requested[same]) < 0).sum()) if known else 0
     for later in same[same > number].tolist():
         if allocations.requested[later] <= allocations.requested[number]:
             break
@@ -148,6 +153,7 @@ def end_of_chain(course: Course, site: GrowingSite) -> GrowingSite:
         held=int(course.size[number]),
         blocks=1,
         allocations=(number,),
+        restarts=restarts,
     )
 
 

@@ -137,15 +137,19 @@ def flat_since(allocated: Ints, sites: Sites, rounds: Rounds, trace: Trace) -> i
 
 
 def _times(growth: Growth, found: list[Growth]) -> int:
-    """How many runs are about as long as this one: an inner loop climbs and falls every time."""
-    alike = [
-        g
-        for g in found
-        if g is not growth
-        and g.ending is not Ending.PLATEAU
-        and abs(g.rounds - growth.rounds) <= growth.rounds // 4 + 1
-    ]
-    return len(alike) + 1
+    """How many runs are like this one: an inner loop climbs and falls every time.
+
+    They are about as long; or of the same lines, longer, and over.
+    """
+    kinds = {site.kind for site in growth.sites}
+
+    def alike(other: Growth) -> bool:
+        as_long = abs(other.rounds - growth.rounds) <= growth.rounds // 4 + 1
+        same = bool(kinds & {site.kind for site in other.sites})
+        over = other.ending is Ending.RELEASED and other.rounds >= growth.rounds
+        return other.ending is not Ending.PLATEAU and (as_long or (same and over))
+
+    return 1 + sum(alike(other) for other in found if other is not growth)
 
 
 def _growth(course: Course, rise: Rise, sited: tuple[GrowingSite, ...]) -> Growth:
