@@ -323,7 +323,12 @@ def _places(tensor: Any, count: int) -> Any:
 
 
 def _is_worth_computing(func: Any, inputs: list[Any], outputs: list[Any]) -> bool:
-    """Whether values of these sizes are kept: weights and activations never are."""
+    """Whether values of these sizes are kept: weights and activations never are.
+
+    Other libraries' operators, PyTorch's `prims` among them, may not run on plain values.
+    """
+    if func.namespace != "aten":
+        return False
     made_up = not inputs or torch.Tag.nondeterministic_seeded in func.tags
     floats = _MOST_FLOATS if made_up or func in _PRODUCTS else _MOST_DERIVED
     return all(

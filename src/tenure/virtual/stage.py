@@ -194,7 +194,7 @@ def _apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
             continue
         with torch.no_grad():
             changed = fn(parameter)
-        if parameter.is_meta and not changed.is_meta:  # as eager PyTorch does: no data to replace
+        if parameter.is_meta != changed.is_meta:  # as eager PyTorch does: no data to replace
             self._parameters[name] = torch.nn.Parameter(changed, parameter.requires_grad)
             continue
         _moved(parameter, changed)
