@@ -69,10 +69,13 @@ engine-test: $(VENV)/ready ## Build the engine without Python and run its own te
 	$(CMAKE) --build $(BUILD)/engine
 	$(BIN)/ctest --test-dir $(BUILD)/engine --output-on-failure
 
-sanitize: $(VENV)/ready ## Run the engine's tests under address and undefined-behaviour sanitizers
+sanitize: $(VENV)/ready ## Run the engine's tests under sanitizers: address, undefined behaviour, threads
 	$(CONFIGURE) -B $(BUILD)/sanitize -DTENURE_SANITIZE=address,undefined
 	$(CMAKE) --build $(BUILD)/sanitize
 	$(BIN)/ctest --test-dir $(BUILD)/sanitize --output-on-failure
+	$(CONFIGURE) -B $(BUILD)/threads -DTENURE_SANITIZE=thread
+	$(CMAKE) --build $(BUILD)/threads --target engine_live_front_test
+	$(BIN)/ctest --test-dir $(BUILD)/threads -R live_front --output-on-failure
 
 bench: $(VENV)/installed ## Run the benchmarks; one JSON line per case
 	$(BIN)/python -m benchmarks

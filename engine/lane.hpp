@@ -44,7 +44,7 @@ struct Counts {
 };
 
 struct Lane {
-    static constexpr int most_idle = 16;
+    static constexpr int most_idle = 16;  // from then on it is better left out
 
     std::array<Home*, 2> homes;     // of the large and of the small half
     std::array<Counts, 2> taken{};  // handed out by the lane itself since all was last counted

@@ -33,23 +33,17 @@ void deal_one(std::span<Lane* const> lanes, int level, std::int64_t Counts::* co
               std::int64_t room) {
     const auto i = static_cast<std::size_t>(level);
     std::int64_t wanted = 0;
-    std::int64_t sharing = 0;
-    for (const Lane* lane : lanes) {
-        if (lane->idle > Lane::most_idle) continue;
-        wanted += lane->most[i].*count - live_in(*lane, level).*count;
-        ++sharing;
-    }
+    for (const Lane* lane : lanes) wanted += lane->most[i].*count - live_in(*lane, level).*count;
     const double share =
         wanted > room ? static_cast<double>(room) / static_cast<double>(wanted) : 1;
-    const std::int64_t rest = sharing && room > wanted ? (room - wanted) / sharing : 0;
+    const std::int64_t rest =
+        room > wanted ? (room - wanted) / static_cast<std::int64_t>(lanes.size()) : 0;
     std::int64_t left = room;
     for (Lane* lane : lanes) {
         const std::int64_t live = live_in(*lane, level).*count;
-        lane->ceiling[i].*count = live;
-        if (lane->idle > Lane::most_idle) continue;
         const auto own = static_cast<double>(lane->most[i].*count - live);
         const auto more = std::min(left, static_cast<std::int64_t>(share * own) + rest);
-        lane->ceiling[i].*count += more;
+        lane->ceiling[i].*count = live + more;
         left -= more;
     }
 }
@@ -116,6 +110,7 @@ void Allocator::count(Lane& lane) {
 }
 
 void Allocator::deal(std::span<Lane* const> lanes) {
+    if (lanes.empty()) return;
     for (const int level : {0, 1, both}) {
         for (Lane* lane : lanes) {
             Counts& most = lane->most[static_cast<std::size_t>(level)];

@@ -279,6 +279,41 @@ def test_what_will_not_work_is_said_once() -> None:
     assert attempt("import tenure; tenure.install(quiet=True)").stderr == ""
 
 
+@each_rules
+def test_two_gpus_have_counts_limits_and_messages_of_their_own(rules: str) -> None:
+    run(
+        f"""
+        import torch, tenure
+        from tenure import _engine
+        tenure.install({rules!r}, events=100)
+        first, second = torch.empty(3 << 20, device=0), torch.empty(5 << 20, device=1)
+        first.fill(1), second.fill(2)
+        assert torch.cuda.memory_allocated(0) == 3 << 20
+        assert torch.cuda.memory_allocated(1) == 5 << 20
+        snapshot = torch.cuda.memory._snapshot()
+        assert {{segment["device"] for segment in snapshot["segments"]}} == {{0, 1}}
+        assert [sum(event["action"] == "alloc" for event in trace)
+                for trace in snapshot["device_traces"]] == [1, 1]
+        torch.cuda.set_per_process_memory_fraction(0.25, 1)
+        try:
+            torch.empty(300 << 20, device=1)
+        except torch.OutOfMemoryError as error:
+            assert " GPU 1 has a total capacity of 1024.00 MiB" in str(error), error
+        else:
+            raise AssertionError
+        large = torch.empty(300 << 20, device=0)  # the limit was the other one's
+        assert set(first.read()) == {{1}} and set(second.read()) == {{2}}
+        del first, second, large
+        torch.cuda.empty_cache()
+        for device in (0, 1):
+            assert torch.cuda.memory_reserved(device) == 0
+            _engine.Live.check(device)
+        assert "GPU 1" in tenure.memory_summary(1)
+        """,
+        FAKE_DRIVER_DEVICES="2",
+    )
+
+
 def test_uninstalling_gives_pytorchs_functions_back() -> None:
     run(
         """

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <time.h>
 
+#include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <utility>
@@ -44,24 +45,43 @@ DeviceFront::DeviceFront(int number, const Settings& settings)
 
 Held::Held(DeviceFront& front) : front_(front) {
     front.lock.lock();
-    for (std::size_t i = 0; i < front.stream_count; ++i) {
-        front.streams[i]->lock.lock();
-        front.allocator.count(front.streams[i]->lane);
+    for (StreamFront* stream : front.active) {
+        stream->lock.lock();
+        front.allocator.count(stream->lane);
     }
 }
 
 Held::~Held() {
+    front_.park_idle();
     const bool open = front_.routes.empty() && front_.allocator.serves_lanes();
-    if (open) front_.allocator.deal(front_.lanes);
-    const std::uint64_t changes = front_.allocator.segment_changes();
-    const bool learn = std::exchange(front_.segments_known, changes) != changes;
-    for (std::size_t i = 0; i < front_.stream_count; ++i) {
-        StreamFront& stream = *front_.streams[i];
-        if (learn) stream.learn_arenas();
-        stream.is_open = open;
-        stream.lock.unlock();
+    if (open) {
+        front_.lanes.clear();
+        for (StreamFront* stream : front_.active) front_.lanes.push_back(&stream->lane);
+        front_.allocator.deal(front_.lanes);
+    }
+    front_.learn_arenas();
+    for (StreamFront* stream : front_.active) {
+        stream->is_open = open;
+        stream->lock.unlock();
     }
     front_.lock.unlock();
+}
+
+// A stream that has not been used for a while serves nothing until it is: then nobody has to take
+// its lock either.
+void DeviceFront::park_idle() {
+    std::erase_if(active, [](StreamFront* stream) {
+        if (stream->lane.idle <= Lane::most_idle) return false;
+        stream->is_open = false;
+        stream->lock.unlock();
+        return true;
+    });
+}
+
+void DeviceFront::learn_arenas() {
+    const std::uint64_t changes = allocator.segment_changes();
+    if (std::exchange(segments_known, changes) == changes) return;
+    for (std::size_t i = 0; i < stream_count; ++i) streams[i]->learn_arenas();
 }
 
 StreamFront* DeviceFront::make_stream(Stream stream) {
@@ -69,9 +89,7 @@ StreamFront* DeviceFront::make_stream(Stream stream) {
     if (allocator.settings().rules != Rules::elastic || index == most_streams) return nullptr;
     streams[index] = std::make_unique<StreamFront>(allocator, stream);
     StreamFront* made = streams[index].get();
-    made->lock.lock();  // as those of all others are
     made->learn_arenas();
-    lanes.push_back(&made->lane);
     std::size_t place = place_of(stream);
     while (stream_table[place].load()) place = (place + 1) % stream_table.size();
     stream_table[place].store(made, std::memory_order_release);
@@ -94,8 +112,15 @@ Block* DeviceFront::take_live(Address address) {
 void DeviceFront::add_live(Block* block, Stream stream) {
     StreamFront* own = this->stream(stream);
     if (!own) own = make_stream(stream);
-    if (own) own->lane.idle = 0;
+    if (own) wake(*own);
     (own ? own->live : live).insert(block);
+}
+
+void DeviceFront::wake(StreamFront& stream) {
+    stream.lane.idle = 0;
+    if (std::find(active.begin(), active.end(), &stream) != active.end()) return;
+    stream.lock.lock();  // as those of all active ones are
+    active.push_back(&stream);
 }
 
 std::size_t DeviceFront::live_blocks() const {
@@ -259,6 +284,7 @@ bool Front::free_from(DeviceFront& front, Address address, StackId stack) {
     const Held held(front);
     Block* block = front.take_live(address);
     if (!block) return false;
+    if (StreamFront* own = front.stream(block->segment->home->stream)) front.wake(*own);
     if (front.history.events) note_free(front, *block, stack);
     front.allocator.free(block);
     if (front.history.events) note_changes(front, stack);

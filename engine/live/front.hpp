@@ -1,10 +1,9 @@
 // The engine as the allocator of a running process: threads, devices, addresses for names.
 //
 // Lock order, outermost first: the interpreter's lock, then `devices_lock_`, then one device's
-// lock, then those of its streams in the order of their making. Nothing here takes the
-// interpreter's lock under one of the others: what needs Python (a stack, the collection of dead
-// cycles, the explanation of a failure) is asked of the Host before a device's lock is taken or
-// after it is given back.
+// lock, then those of its streams. Nothing here takes the interpreter's lock under one of the
+// others: what needs Python (a stack, the collection of dead cycles, the explanation of a failure)
+// is asked of the Host before a device's lock is taken or after it is given back.
 //
 // A stream's lock alone is enough to serve what mapped memory of that stream serves (StreamFront).
 // For everything else the device is Held: all of its locks, and all counts brought together.
@@ -71,7 +70,7 @@ struct BlockNote {
 
 // One device's share of the state; everything but `number` takes a Held.
 struct DeviceFront {
-    static constexpr std::size_t most_streams = 32;  // with a front of their own
+    static constexpr std::size_t most_streams = 128;  // with a front of their own
 
     struct Route {
         PoolId pool;
@@ -92,6 +91,8 @@ struct DeviceFront {
     }
     // Makes one, unless there are enough. A stream's first request comes here.
     StreamFront* make_stream(Stream stream);
+    // It is in use, and will be served by itself again.
+    void wake(StreamFront& stream);
 
     Block* find_live(Address address) const;
     Block* take_live(Address address);
@@ -113,7 +114,8 @@ struct DeviceFront {
     BlockMap live;  // blocks of streams without a front
     std::array<std::unique_ptr<StreamFront>, most_streams> streams;  // in the order of their making
     std::atomic<std::size_t> stream_count{0};
-    std::vector<Lane*> lanes;          // theirs
+    std::vector<StreamFront*> active;  // those in use; a Held has their locks
+    std::vector<Lane*> lanes;          // theirs, while they are dealt to
     std::uint64_t segments_known = 0;  // Allocator::segment_changes when arenas were learnt last
     std::array<std::atomic<StreamFront*>, 2 * most_streams> stream_table{};  // never full
     std::vector<Route> routes;                                               // first match wins
@@ -126,9 +128,13 @@ struct DeviceFront {
     Bytes capacity = unlimited;  // the limit that install() named
 
   private:
+    friend class Held;
+    void park_idle();
+    void learn_arenas();
+
     // Handles are addresses, or small numbers.
     std::size_t place_of(Stream stream) const {
-        return static_cast<std::size_t>(stream * 0x9e37'79b9'7f4a'7c15u >> 58) %
+        return static_cast<std::size_t>(stream * 0x9e37'79b9'7f4a'7c15u >> 56) %
                stream_table.size();
     }
 };

@@ -19,12 +19,12 @@ std::span<const T> span_of(const Column<T>& column) {
     return {column.data(), column.size()};
 }
 
-// Owns the memory of a column that Python receives.
+// A read-only array that owns the column: nothing is copied.
 template <typename T>
 nanobind::object to_array(std::vector<T>&& values) {
     auto* kept = new std::vector<T>(std::move(values));
     nanobind::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-    return nanobind::cast(nanobind::ndarray<nanobind::numpy, T, nanobind::ndim<1>>(
+    return nanobind::cast(nanobind::ndarray<nanobind::numpy, const T, nanobind::ndim<1>>(
         kept->data(), {kept->size()}, owner));
 }
 

@@ -1,18 +1,17 @@
 // _engine.read_snapshot: a snapshot's bytes into a dict of numpy columns.
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "engine/errors.hpp"
 #include "engine/python/bindings.hpp"
+#include "engine/python/columns.hpp"
 #include "engine/snapshots/snapshot_columns.hpp"
 
 namespace nb = nanobind;
@@ -56,16 +55,9 @@ class StreamSource final : public ByteSource {
     nb::handle stream_;
 };
 
-// A read-only numpy array that owns the column: nothing is copied.
 template <typename Number>
 nb::object array(std::vector<Number>& column) {
-    auto owner = std::make_unique<std::vector<Number>>(std::move(column));
-    const Number* data = owner->data();
-    const std::size_t size = owner->size();
-    nb::capsule keeper(owner.get(),
-                       [](void* held) noexcept { delete static_cast<std::vector<Number>*>(held); });
-    owner.release();
-    return nb::cast(nb::ndarray<nb::numpy, const Number, nb::ndim<1>>(data, {size}, keeper));
+    return to_array(std::move(column));
 }
 
 nb::dict events_dict(EventColumns& events) {

@@ -7,7 +7,7 @@ from typing import Any
 
 from tenure import _engine
 from tenure.errors import UsageError
-from tenure.live.process import Options, require_started, start
+from tenure.live.process import require_started, share
 
 _streams: dict[int, Any] = {}  # events are recorded on streams that had memory: they must stay
 
@@ -26,10 +26,7 @@ def install(**options: Any) -> None:
         UsageError: CuPy cannot be imported, or options came too late.
     """
     cupy = _cupy()
-    if not _engine.Live.is_installed():
-        start(Options(**options))
-    elif options:
-        raise UsageError("the engine runs already: its options were set at its first install")
+    share(**options)
     cupy.cuda.set_allocator(allocate)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tenure import _engine
 from tenure.errors import UsageError
-from tenure.live.process import Options, start
+from tenure.live.process import share
 
 _owners: dict[int, Any] = {}  # address -> the block, until Numba is done with it
 
@@ -23,10 +23,7 @@ def install(**options: Any) -> None:
         UsageError: Numba cannot be imported, or options came too late.
     """
     cuda = _numba_cuda()
-    if not _engine.Live.is_installed():
-        start(Options(**options))
-    elif options:
-        raise UsageError("the engine runs already: its options were set at its first install")
+    share(**options)
     cuda.set_memory_manager(manager_class(cuda))
 
 

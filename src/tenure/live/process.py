@@ -6,6 +6,7 @@ import atexit
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tenure import _engine
 from tenure.errors import UsageError
@@ -109,6 +110,21 @@ def start(options: Options) -> None:
     recording.begin(stacks=options.stacks, events=options.events)
     if options.on_growth is not None:
         growth.watch(options.on_growth)
+
+
+def share(**options: Any) -> None:
+    """Starts the engine, unless it serves this process already.
+
+    Args:
+        **options: As in Options; only where it does not.
+
+    Raises:
+        UsageError: It does, and there are options; or one of them is not one there is.
+    """
+    if not _engine.Live.is_installed():
+        start(Options(**options))
+    elif options:
+        raise UsageError("the engine runs already: its options were set at its first install")
 
 
 def require_started() -> None:

@@ -8,22 +8,11 @@ from typing import Any
 from tenure import _engine
 from tenure.live.process import InForce, require_started
 from tenure.live.stacks import frames_of
+from tenure.snapshots import ACTION_NAMES
 
 DEFAULT_POOL = (0, 0)
 
-# By the engine's codes.
-_ACTIONS = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "oom",
-)
-_OOM = 8
+_OOM = ACTION_NAMES.index("oom")
 _STATES = ("inactive", "active_allocated", "active_pending_free")
 
 _Plain = dict[str, Any]
@@ -127,7 +116,7 @@ def _segments(wanted: tuple[int, int]) -> list[_Plain]:
 def _events(device: int) -> list[_Plain]:
     return [
         {
-            "action": _ACTIONS[action],
+            "action": ACTION_NAMES[action],
             "device_free" if action == _OOM else "addr": address,
             "size": size,
             "stream": stream,
