@@ -125,7 +125,7 @@ def test_sync_adds_the_wait_that_is_missing(pattern: str) -> None:
 def test_sync_lets_the_owner_wait_in_place_of_record_stream() -> None:
     facts = said()["sync"]["note_stream_pending"]
     ((why, _, line, count),) = facts["inserted"]
-    assert (why, line, count) == ("free", facts["lines"]["later"] + 1, 7)
+    assert (why, line, count) == ("free", facts["lines"]["later"] + 1, 8)
     assert facts["codes"] == []
 
 

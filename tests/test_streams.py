@@ -165,7 +165,7 @@ def test_memory_given_back_to_the_driver_is_not_reused() -> None:
     checker.born(1, SIZE, MAIN, LINE[0], address=512)
     checker.launch(SIDE, [Use(1, dense(0, SIZE), writes=False)], "mul", LINE[1])
     checker.died(1, LINE[2])
-    checker.freed.clear()
+    checker.cache_emptied()
     assert checker.born(2, SIZE, MAIN, LINE[3], address=512) == []
 
 
@@ -296,3 +296,26 @@ def test_frees_wait_until_the_host_knows() -> None:
 def test_a_device_that_says_done_ends_the_wait() -> None:
     pending = pending_frees(5, done=lambda: True)
     assert (pending.peak, pending.measured) == (0, True)
+
+
+# --- streams that are done -----------------------------------------------------------------------
+
+
+def one_shot(*, emptied: bool = False) -> dict[StreamId, int]:
+    checker = Checker()
+    checker.born(0, 64 << 20, SIDE, LINE[0])
+    checker.died(0, LINE[1])
+    if emptied:
+        checker.cache_emptied()
+    for number in range(1, 100):
+        checker.born(number, 64 << 20, MAIN, LINE[2])
+        checker.died(number, LINE[3])
+    return checker.memories.stranded()
+
+
+def test_a_stream_that_is_done_keeps_its_memory() -> None:
+    assert one_shot() == {SIDE: 64 << 20}
+
+
+def test_an_emptied_cache_keeps_nothing() -> None:
+    assert one_shot(emptied=True) == {}

@@ -24,8 +24,6 @@ _CODES = {
     Kind.HOST: "stream.host_overwrite",
 }
 
-Names = dict["StreamId", str]
-
 
 def race_finding(race: Race, names: Mapping[StreamId, str]) -> Finding:
     """What a race is, its lines, and the line to add.
@@ -191,6 +189,22 @@ def pending_findings(pending: PendingFrees) -> tuple[Finding, ...]:
             ),
             Confidence.MEASURED if pending.measured else Confidence.POSSIBLE,
         ),
+    )
+
+
+def stranded_finding(stream: StreamId, size: int, names: Mapping[StreamId, str]) -> Finding:
+    """A stream that is done keeps memory that no other stream can be given."""
+    return Finding(
+        "stream.stranded",
+        Severity.WARNING,
+        size,
+        f"{called(stream, names)} is done and keeps at least {format_bytes(size)} free",
+        ("it asked for nothing in the last half of all requests; blocks serve their stream only",),
+        (
+            Advice("allocate on the stream that goes on working"),
+            Advice("or call torch.cuda.empty_cache() once, after this stream's phase"),
+        ),
+        Confidence.INFERRED,
     )
 
 

@@ -150,7 +150,7 @@ class Recorder:
     def cache_emptied(self) -> None:
         """Cached memory went back to the driver, which waits for the work on it."""
         with self._lock:
-            self.checker.freed.clear()
+            self.checker.cache_emptied()
 
     def capture(self, change: int) -> None:
         """A graph's capture begins (1) or ends (-1)."""
@@ -355,11 +355,8 @@ class Recorder:
         block = self.checker.blocks.get(key)
         if block is None:
             return
-        if len(self.checker.clocks.streams) < 2:  # nobody else can be using it
-            self.checker.blocks.pop(key, None)
-            self._after_use.pop(key, None)
-            return
-        site = user_site()
+        alone = len(self.checker.clocks.streams) < 2  # nobody else can be using it
+        site = Site("", 0, "") if alone else user_site()
         if self._lock.acquire(blocking=False):
             self._lock.release()
             self.quietly(self._bury, key, site)
@@ -471,6 +468,7 @@ class Recorder:
     def _new_stream(self, stream: StreamId, orders_itself: bool) -> None:
         if orders_itself:
             self.checker.clocks.blocking.add(stream)
+        self._name(stream)
 
     def quietly(self, function: Callable[..., Any], *values: Any) -> Any:
         """Calls a function of ours; its faults are kept and never reach the program."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tenure.lifetimes.edges import locals_of
 from tenure.lifetimes.sources import is_library, is_own
 from tenure.streams import Site, StreamId
 
@@ -47,11 +48,12 @@ def name_of_stream(stream: StreamId) -> str:
     if stream.handle == 0:
         return "torch.cuda.default_stream()"
     for frame in _user_frames():
-        for variables in (frame.f_locals, frame.f_globals):
+        local = locals_of(frame)
+        for variables in (local, frame.f_globals):
             for name, value in list(variables.items()):
                 if _is_stream(value, stream):
                     return name
-        owner = frame.f_locals.get("self")
+        owner = local.get("self")
         for name, value in list(getattr(owner, "__dict__", {}).items()):
             if _is_stream(value, stream):
                 return f"self.{name}"

@@ -13,6 +13,7 @@ from tenure.diagnoses.racing import (
     race_finding,
     self_record_finding,
     self_wait_finding,
+    stranded_finding,
 )
 from tenure.errors import UsageError
 from tenure.live.guard_recorder import Inserted, Mode
@@ -84,6 +85,10 @@ class Guard:
         recorder = self._recorder
         found = [race_finding(race, recorder.names) for race in recorder.checker.races]
         found += pending_findings(recorder.pending)
+        found += [
+            stranded_finding(stream, size, recorder.names)
+            for stream, size in recorder.checker.memories.stranded().items()
+        ]
         found += [self_record_finding(s, size) for s, size in recorder.self_records.items()]
         found += [self_wait_finding(s, count) for s, count in recorder.self_waits.items()]
         return sorted(found, key=lambda f: (_ORDER.index(f.severity), -f.bytes))

@@ -12,6 +12,7 @@ from tenure.streams.accesses import Access, Block, Conflict, Kind, Race
 from tenure.streams.clocks import Clocks, StreamId
 from tenure.streams.extents import Overlap
 from tenure.streams.freed import Freed, FreedMemory
+from tenure.streams.one_shot import StreamMemories
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,6 +30,7 @@ class Checker:
         clocks: Order of streams and host.
         blocks: Storages that live, by key.
         freed: Memory freed under unfinished work.
+        memories: What each stream asked for.
         races: What was found, each kind of pair once.
     """
 
@@ -36,12 +38,18 @@ class Checker:
         self.clocks = Clocks()
         self.blocks: dict[int, Block] = {}
         self.freed = FreedMemory()
+        self.memories = StreamMemories()
         self._races: dict[object, Race] = {}
 
     @property
     def races(self) -> tuple[Race, ...]:
         """What was found, in order."""
         return tuple(self._races.values())
+
+    def cache_emptied(self) -> None:
+        """Cached memory went back to the driver, which waits for the work on it."""
+        self.freed.clear()
+        self.memories.emptied()
 
     def conflicts(self, stream: StreamId, uses: Iterable[Use]) -> list[Conflict]:
         """Accesses that work, if it were launched now, would race with."""
@@ -143,6 +151,7 @@ class Checker:
         self.blocks[key] = block
         if owner is None or not size:
             return []
+        self.memories.born(owner, size)
         found = []
         for freed in self.freed.servable(owner, size, lambda a: self._before(a, owner)):
             found += self._reuse(freed, owner, what, site)
@@ -161,6 +170,7 @@ class Checker:
         if block is None or block.owner is None:
             return None
         owner = block.owner
+        self.memories.died(owner, block.bytes)
         cared = block.recorded.keys() | block.by_autograd
         uses = [
             access
