@@ -253,13 +253,81 @@ def test_what_is_not_known_is_assumed_and_said(tmp_path: Path) -> None:
     script.write_text(
         "import torch\n"
         "print(torch.arange(4, device='cuda').sum().item())\n"
-        "print(torch.randn(999_999, device='cuda').sum().item())\n"
+        "loss = torch.randn(9_999_999, device='cuda').sum().item()\n"
+        "print(loss, f'{loss / 3 + 1:.2f}')\n"
+        "other = torch.randn(9_999_999, device='cuda').sum().item()\n"
+        "if other > 0: print('decided')\n"
     )
     value, done = run_virtually(tmp_path, script)
-    assert done.stdout == "6\n1.0\n"
-    (assumed,) = value["verdict"]["assumptions"]
-    assert assumed == f"an unknown number is 1.0, at {script}:3"
-    assert value["verdict"]["confidence"] == "unknown"
+    assert done.stdout == "6\n1.0 1.33\ndecided\n"
+    verdict = value["verdict"]
+    assert set(verdict["assumptions"]) == {
+        f"an unknown number is 1.0, at {script}:{line}" for line in (3, 5)
+    }
+    assert verdict["decisive"] == [f"an unknown number is 1.0, at {script}:5"]
+    assert verdict["confidence"] == "unknown"
+    assert verdict["peak_allocated_range"]  # if what is assumed holds
+
+
+@needs_torch
+def test_a_script_that_cannot_be_run_is_told_why_and_where(tmp_path: Path) -> None:
+    script = tmp_path / "graph.py"
+    script.write_text(
+        "import torch\nx = torch.randn(4, device='cuda')\ngraph = torch.cuda.CUDAGraph()\n"
+    )
+    value, done = run_virtually(tmp_path, script)
+    assert done.returncode == 1
+    verdict = value["verdict"]
+    assert verdict["error_at"] == "graph.py:3"
+    assert "run without capture" in verdict["hint"]
+    assert verdict["confidence"] == "unknown" and verdict["peak_allocated_range"] is None
+
+
+@needs_torch
+def test_numbers_arrays_and_files_can_leave_the_card(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(
+        "import io, torch\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "model = torch.nn.Linear(300, 400).cuda()\n"
+        "counts = torch.arange(3, device='cuda')\n"
+        "file = io.BytesIO(); torch.save({'m': model.state_dict(), 'c': counts}, file)\n"
+        "file.seek(0); read = torch.load(file, map_location='cpu', weights_only=True)\n"
+        "print(read['m']['weight'].shape, read['m']['weight'].device, read['c'].tolist())\n"
+        "print(model(torch.ones(2, 300).cuda()).detach().cpu().numpy().shape)\n"
+        "print(counts.cpu().numpy())\n"
+        "try: counts.numpy()\n"
+        "except TypeError as error: print(str(error)[:40])\n"
+        "random = torch.Generator(device='cuda').manual_seed(1)\n"
+        "print(random.device, torch.randn(3, device='cuda', generator=random).shape)\n"
+        "data = DataLoader(TensorDataset(torch.arange(8)), 4, num_workers=2, pin_memory=True)\n"
+        "print([batch.cuda().sum().item() for (batch,) in data])\n"
+        "with torch.inference_mode(): print(model(torch.ones(1, 300).cuda()).requires_grad)\n"
+    )
+    _, done = run_virtually(tmp_path, script)
+    assert done.stdout.splitlines() == [
+        "torch.Size([400, 300]) cpu [0, 1, 2]",
+        "(2, 400)",
+        "[0 1 2]",
+        "can't convert cuda:0 device type tensor ",
+        "cuda:0 torch.Size([3])",
+        "[6, 22]",
+        "False",
+    ], done.stderr[-2000:]
+
+
+@needs_torch
+def test_settings_of_the_environment_are_in_force(tmp_path: Path) -> None:
+    script = tmp_path / "settings.py"
+    script.write_text(
+        "import os\n"
+        "os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'\n"
+        "import torch\n"
+        "x = torch.empty(1 << 20, device='cuda')\n"
+        "print(torch.cuda.memory_snapshot()[0]['is_expandable'])\n"
+    )
+    _, done = run_virtually(tmp_path, script)
+    assert done.stdout == "True\n"
 
 
 @needs_torch

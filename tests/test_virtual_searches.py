@@ -15,7 +15,14 @@ import pytest
 from tenure.errors import UsageError
 from tenure.units import GIB, MIB
 from tenure.virtual.advising import Advised, Measured
-from tenure.virtual.batches import MOST_RUNS, Argument, BatchSearch, find_argument, search
+from tenure.virtual.batches import (
+    MOST_RUNS,
+    Argument,
+    BatchSearch,
+    find_argument,
+    likely_batch,
+    search,
+)
 from tenure.virtual.changes import CHANGES, took_effect
 from tenure.virtual.traits import Traits
 from tenure.virtual.trials import Outcome, Trial
@@ -156,6 +163,22 @@ def test_a_wrong_argument_is_refused(name: str, arguments: list[str], said: str)
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--lr", "1", "--batch", "8"], "--batch"),
+        (["--batch_size=8"], "--batch_size"),
+        (["--per_device_train_batch_size", "8"], "--per_device_train_batch_size"),
+        (["train.bs=4"], "train.bs"),
+        (["--batch", "auto", "--steps", "3"], ""),
+        (["--batches", "3", "--subs", "2"], ""),
+        ([], ""),
+    ],
+)
+def test_a_batch_size_is_known_by_its_name(arguments: list[str], name: str) -> None:
+    assert likely_batch(arguments) == name
+
+
 # --- advice --------------------------------------------------------------------------------------
 
 
@@ -276,7 +299,8 @@ def test_advice_is_measured_by_running_again(tmp_path: Path) -> None:
     before = advice["before"]["peak_allocated"]
     assert before > 800 * MIB and advice["before"]["cards"]["h100"] == "yes"
     after = {c["change"]: c["peak_allocated"] for c in advice["changes"] if c["took_effect"]}
-    assert set(after) >= {"checkpointing", "autocast", "optimizer-fused", "optimizer-8bit"}
+    changes = {"accumulation", "checkpointing", "autocast", "optimizer-fused", "optimizer-8bit"}
+    assert set(after) >= changes
     assert after["checkpointing"] < 0.6 * before
     assert after["autocast"] < before
     assert after["optimizer-8bit"] < before

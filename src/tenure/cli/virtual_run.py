@@ -158,6 +158,7 @@ def _report(run: Any, script: str, arguments: list[str], options: dict[str, Any]
 def _advice(run: Any, script: str, arguments: list[str], options: dict[str, Any]) -> Any:
     """What running again with changes showed: if asked for, or for a while if memory ended it."""
     from tenure.virtual.advising import BUDGET, advise
+    from tenure.virtual.batches import likely_batch
 
     wanted = options["advise"]
     died = bool(run.memory.failed and run.exit_code)
@@ -174,6 +175,7 @@ def _advice(run: Any, script: str, arguments: list[str], options: dict[str, Any]
         return advise(
             _trial(script, arguments, options),
             run.memory.card.usable,
+            batch=likely_batch(arguments),
             budget=budget,
             progress=progress,
         )

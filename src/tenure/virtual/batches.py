@@ -15,6 +15,7 @@ from tenure.virtual.trials import Outcome, Trial, run_trials
 MOST_RUNS = 24
 _LARGEST = 1 << 24
 _BENT = 8  # runs after which a straight line should have found the answer
+_BATCH = re.compile(r"(^|[-_.])(batch([-_]?size)?|bs|bsz)$")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _FORMS = (
     "name it as the script takes it: --batch, batch_size (for batch_size=8), the number of a "
@@ -138,6 +139,17 @@ def find_argument(
     if not text.isdigit() or int(text) < 1:
         raise UsageError(f"{bare} has the value {text!r}, not a whole number above 0; {_FORMS}")
     return Argument(bare, int(text), place, prefix), added
+
+
+def likely_batch(arguments: Sequence[str]) -> str:
+    """The argument that is called a batch size and has a whole number; empty if none is."""
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        if _BATCH.search(name.lower()):
+            found = _among_arguments(name, arguments)
+            if found is not None and found[2].isdigit():
+                return name
+    return ""
 
 
 def _among_arguments(name: str, arguments: Sequence[str]) -> tuple[int, str, str] | None:

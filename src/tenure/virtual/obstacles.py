@@ -11,15 +11,15 @@ _HINTS = (
     (
         ("dummy base class CUDAGraph", "dummy base class _CudaGraph", "cudaGraph"),
         (
-            "CUDA graphs are captured on a card only: run without capture; the graph's private pool "
-            "then comes on top"
+            "CUDA graphs are captured on a card only: run without capture; the private pool of the "
+            "graph comes on top"
         ),
     ),
     (
         ("triton", "Triton"),
         (
-            "hand-written kernels run on a card only: choose an implementation of PyTorch's own, such "
-            "as attn_implementation='sdpa'"
+            "hand-written kernels run on a card only: choose one of PyTorch's own, such as "
+            "attn_implementation='sdpa'"
         ),
     ),
     (
@@ -29,8 +29,8 @@ _HINTS = (
     (
         ("no fake impl", "Cannot access data pointer", "with arguments from the 'CUDA' backend"),
         (
-            "an operator here computes on data that a virtual GPU does not have: put another operator "
-            "in its place, or, if it is of an extension, give it torch.library.register_fake"
+            "an operator here needs data that a virtual GPU does not have: put another one in its "
+            "place, or, if it is of an extension, give it torch.library.register_fake"
         ),
     ),
     (
