@@ -137,6 +137,69 @@ def test_each_kind_of_holder_is_named_and_a_healthy_run_has_none(code: str, tmp_
 
 @needs_torch
 @pytest.mark.slow
+def test_what_rises_every_step_is_named_however_small_a_part_it_is(tmp_path: Path) -> None:
+    text = """
+        import torch
+        big = torch.ones(1 << 23)
+        net = torch.nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        history = []
+        for _ in range(16):
+            net(torch.ones(8, 64)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            history.append({"out": torch.ones(1 << 16)})
+    """
+    value = report(tmp_path, write(tmp_path, text))
+    held = next(f for f in value["findings"] if f["code"] == "holder.list")
+    assert any("global history[" in line for line in held["evidence"])
+    assert value["steps"]["growth_per_step"] == 1 << 18
+    assert any(row["site"].endswith("script.py:10 <module>") for row in value["peak"]["by_site"])
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_script_that_leaves_by_os_exit_is_reported(tmp_path: Path) -> None:
+    text = """
+        import os, torch
+        x = torch.ones(1 << 20)
+        os._exit(5)
+    """
+    shown = run("--json", "-o", "report.json", write(tmp_path, text), cwd=tmp_path)
+    assert shown.returncode == 5
+    assert json.loads((tmp_path / "report.json").read_text())["holders"]["live"] == 4 << 20
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_script_that_asks_for_torch_before_it_imports_it_is_watched(tmp_path: Path) -> None:
+    text = """
+        import importlib.util
+        assert importlib.util.find_spec("torch")
+        import torch
+        x = torch.ones(1 << 20)
+    """
+    assert report(tmp_path, write(tmp_path, text))["holders"]["live"] == 4 << 20
+
+
+def test_a_crash_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    shown = run("script.py", cwd=tmp_path)
+    assert shown.returncode == -9
+    assert shown.stderr.startswith("tenure: no report: ")
+    assert len(shown.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--rules=torch", "--capacity=1GiB", "--torch-version=2.11"])
+def test_options_that_would_do_nothing_are_refused(option: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('ran')\n")
+    shown = run(option, "script.py", cwd=tmp_path)
+    assert shown.returncode == 2
+    assert shown.stdout == ""
+
+
+@needs_torch
+@pytest.mark.slow
 @pytest.mark.skipif(not CASES.is_dir(), reason=ABSENT)
 @pytest.mark.parametrize(
     "case", [p.stem for p in sorted(CASES.glob("l*.py")) if p.stem.startswith(ON_CPU)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tenure.diagnoses import Advice, Finding, Severity
 from tenure.lifetimes.chains import Heading
 from tenure.lifetimes.edges import short_file
+from tenure.live.stepping import rise_of
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 LEAST = 1 << 16  # bytes below which nothing is worth a finding
 SHARE = 100  # ... nor below this part of the peak
 MANY = 3  # of the same line, or looks in a row
+SETTLED = 2  # steps after which what is live is that of a running loop
 SURVIVED = 2  # backward passes that saved tensors of one step do not outlive
 _NAMED = frozenset({Heading.VARIABLE, Heading.CONTAINER, Heading.GRAPH, Heading.CLOSURE})
 
@@ -98,6 +100,7 @@ def judge(record: Record, *, failed: bool = False) -> tuple[Finding, ...]:
         _copies(judge, look)
     _views(judge)
     _growing(judge)
+    _risen(judge)
     _collected(judge)
     order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NORMAL: 2, Severity.INFO: 3}
     cases = sorted(judge.cases.values(), key=lambda c: (order[c.severity], -c.bytes))
@@ -332,6 +335,37 @@ def _growing(judge: _Judge) -> None:
             if grown >= MANY and size * 4 >= look.live:
                 title = f"{format_bytes(size)} gathered, and more at every look"
                 judge.add(_Case("holder.list", key, size, title, _evidence(look, after)))
+
+
+_RISEN = {
+    Heading.GRAPH: "holder.graph",
+    Heading.HOOK: "holder.hook",
+    Heading.CTX: "holder.ctx",
+    Heading.CONTAINER: "holder.list",
+    Heading.VARIABLE: "holder.list",
+    Heading.CLOSURE: "holder.list",
+}
+
+
+def _risen(judge: _Judge) -> None:
+    """Where live bytes rise from step to step: what holds as much more now than some steps ago."""
+    rise = rise_of(judge.record.steps)
+    looks = judge.record.looks
+    if rise is None or len(looks) < 2:
+        return
+    last = looks[-1]
+    before = next((look for look in looks if look.steps >= SETTLED), None)
+    if before is None or last.steps - before.steps < MANY:
+        return
+    steps = last.steps - before.steps
+    for heading, code in _RISEN.items():
+        earlier = {key: _total(group) for key, group in _groups(before, [heading])}
+        for key, group in _groups(last, [heading]):
+            size = _total(group) - earlier.get(key, 0)
+            if size * MANY < rise.bytes_per_step * steps:
+                continue
+            title = f"{format_bytes(size)} more than {steps} steps before, and rising"
+            judge.add(_Case(code, key, size, title, _evidence(last, group)))
 
 
 def _without_line(key: str) -> str:

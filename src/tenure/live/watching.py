@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -74,10 +75,12 @@ class Watch:
         self._mode: Any = None
         self._hooks: list[Any] = []
         self._process = os.getpid()
+        self._thread = threading.get_ident()
 
     def start(self) -> None:
         """Begins to watch; torch must have been imported."""
         self.started = True
+        self._thread = threading.get_ident()
         Watching.now = self
         try:
             mode = _mode_of(self)
@@ -220,6 +223,8 @@ class Watch:
 
     def _leave_operations(self) -> bool:
         """Takes our dispatch modes off, if no other lies above them; whether it did."""
+        if threading.get_ident() != self._thread:
+            return False  # modes belong to threads
         if self.races is not None:
             self._races_found += _end_races(self.races, self.record.missing)
             self.races = None
