@@ -394,3 +394,28 @@ def test_any_optional_keys_may_be_missing(tmp_path: Path) -> None:
         snapshot = read_plain(plain, tmp_path)
         for key in gone:
             assert not snapshot.keys[f"event.{key}"]
+
+
+def test_the_stack_of_the_forward_op_is_read_and_written(tmp_path: Path) -> None:
+    plain = snapshot_samples.torch_2_11()
+    events = plain["device_traces"][0]
+    events[2]["forward_frames"] = snapshot_samples.STACK[:2]
+    events[3]["forward_frames"] = []
+    events[4]["forward_frames"] = ["a text of another form"]
+    snapshot = read_plain(plain, tmp_path)
+    forward = snapshot.devices[0].forward
+    assert forward is not None
+    assert [int(stack) >= 0 for stack in forward] == [i == 2 for i in range(len(events))]
+    assert frames_of(snapshot, forward[2]) == plain_frames(events[2]["forward_frames"])
+    assert snapshot.devices[1].forward is None
+    assert snapshot.keys["event.forward_frames"]
+    again = read_plain(to_plain(snapshot), tmp_path)
+    kept = again.devices[0].forward
+    assert kept is not None
+    assert frames_of(again, kept[2]) == frames_of(snapshot, forward[2])
+
+
+def test_most_files_have_no_stack_of_a_forward_op(tmp_path: Path) -> None:
+    snapshot = read_plain(snapshot_samples.torch_2_11(), tmp_path)
+    assert all(events.forward is None for events in snapshot.devices)
+    assert not snapshot.keys["event.forward_frames"]

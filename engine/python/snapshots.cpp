@@ -68,6 +68,7 @@ nb::dict events_dict(EventColumns& events) {
     out["stream"] = array(events.stream);
     out["time_us"] = array(events.time_us);
     out["stack"] = array(events.stack);
+    if (!events.forward.empty()) out["forward"] = array(events.forward);
     out["pool"] = array(events.pool);
     out["metadata"] = array(events.metadata);
     out["compile_context"] = array(events.compile_context);

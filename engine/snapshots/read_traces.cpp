@@ -15,6 +15,7 @@ enum class Field {
     stream,
     time_us,
     frames,
+    forward_frames,
     pool_id,
     user_metadata,
     compile_context,
@@ -22,8 +23,8 @@ enum class Field {
 };
 constexpr std::size_t kFields = static_cast<std::size_t>(Field::count);
 constexpr std::array<const char*, kFields> kNames{
-    "action",  "addr",   "device_free", "size",          "stream",
-    "time_us", "frames", "pool_id",     "user_metadata", "compile_context"};
+    "action", "addr",           "device_free", "size",          "stream",         "time_us",
+    "frames", "forward_frames", "pool_id",     "user_metadata", "compile_context"};
 
 // In the order of Action; "other" is no name of PyTorch's.
 constexpr std::array<const char*, 10> kActions{
@@ -47,6 +48,7 @@ class TraceReader {
         EventColumns& out = reader_.columns.devices.emplace_back();
         reserve(out, items.size());
         for (std::size_t i = 0; i < items.size(); ++i) read_event(items[i], place.at(i), out);
+        if (!out.forward.empty()) out.forward.resize(items.size(), -1);
     }
 
   private:
@@ -81,6 +83,7 @@ class TraceReader {
         out.stream.push_back(read_stream(record));
         out.time_us.push_back(read_time(record));
         out.stack.push_back(read_stack(record));
+        read_forward(record, out);
         out.pool.push_back(read_pool(record));
         out.metadata.push_back(read_note(record, Field::user_metadata, empty_));
         out.compile_context.push_back(read_note(record, Field::compile_context, not_compiling_));
@@ -118,6 +121,19 @@ class TraceReader {
         if (!record.has(Field::frames)) return -1;
         reader_.saw(Key::event_frames);
         return reader_.tables.stack(record.get(Field::frames), record.at(Field::frames));
+    }
+
+    // Only some versions write it, and only for some events: the column begins with the first one.
+    void read_forward(const Record& record, EventColumns& out) {
+        if (!record.has(Field::forward_frames)) return;
+        const Value list = record.get(Field::forward_frames);
+        if (!list.is(Kind::list)) return;
+        const std::span<const Value> frames = document_.items_of(list);
+        if (frames.empty() || !frames.front().is(Kind::dict)) return;
+        const Index stack = reader_.tables.stack(list, record.at(Field::forward_frames));
+        reader_.saw(Key::event_forward_frames);
+        out.forward.resize(out.stack.size() - 1, -1);
+        out.forward.push_back(stack);
     }
 
     Index read_pool(const Record& record) {

@@ -6,11 +6,12 @@
 namespace tenure {
 
 const std::array<const char*, kKeys> kKeyNames{
-    "device_traces",  "allocator_settings", "external_annotations", "host_segments",
-    "host_traces",    "event.time_us",      "event.pool_id",        "event.compile_context",
-    "event.frames",   "event.stream",       "segment.pool_id",      "segment.is_expandable",
-    "segment.frames", "block.address",      "block.requested_size", "block.history",
-    "block.frames"};
+    "device_traces",         "allocator_settings",    "external_annotations",
+    "host_segments",         "host_traces",           "event.time_us",
+    "event.pool_id",         "event.compile_context", "event.frames",
+    "event.forward_frames",  "event.stream",          "segment.pool_id",
+    "segment.is_expandable", "segment.frames",        "block.address",
+    "block.requested_size",  "block.history",         "block.frames"};
 
 namespace {
 

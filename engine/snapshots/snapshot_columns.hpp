@@ -34,6 +34,7 @@ struct EventColumns {
     std::vector<std::uint64_t> stream;
     std::vector<std::int64_t> time_us;  // Unix time; 0 where not recorded
     std::vector<Index> stack;
+    std::vector<Index> forward;  // stack of the forward op that backward works for; empty: no key
     std::vector<Index> pool;
     std::vector<Index> metadata;         // string
     std::vector<Index> compile_context;  // string
@@ -89,6 +90,7 @@ enum class Key : std::uint8_t {
     event_pool_id,
     event_compile_context,
     event_frames,
+    event_forward_frames,
     event_stream,
     segment_pool_id,
     segment_is_expandable,
