@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -47,7 +48,7 @@ class Shown:
 
     @property
     def needs_torch(self) -> bool:
-        return self.command.startswith(("tenure run", "python "))
+        return self.command.startswith(("tenure run", "python ", "pytest "))
 
 
 def text_of(page: str) -> str:
@@ -139,7 +140,7 @@ def missing(command: str) -> str:
     """What a command with torch lacks here; empty if nothing."""
     if find_spec("torch") is None:
         return "torch is not installed: pip install torch==2.13.0"
-    if "--gpu" not in command:
+    if "--gpu" not in command and "pytest" not in command:
         return ""
     from tenure.compiled import compiler
     from tenure.virtual import shim
@@ -147,6 +148,12 @@ def missing(command: str) -> str:
     if shim.installed_version() not in shim.TRIED:
         return "another torch is installed than the virtual GPU was tried with"
     return "" if compiler() else "no C++ compiler"
+
+
+def plugin() -> list[str]:
+    """What makes pytest load tenure's plugin where tenure is not installed."""
+    installed = any(point.name == "tenure" for point in entry_points(group="pytest11"))
+    return [] if installed else ["-p", "tenure.testing.plugin"]
 
 
 QUICK = [
@@ -179,7 +186,7 @@ def test_a_script_prints_what_is_shown(case: Shown, tmp_path: Path) -> None:
     if absent := missing(case.command):
         pytest.skip(absent)
     program, *arguments = shlex.split(case.command)
-    module = ["-m", "tenure"] if program == "tenure" else []
+    module = {"tenure": ["-m", "tenure"], "pytest": ["-m", "pytest", *plugin()]}.get(program, [])
     result = subprocess.run(
         [sys.executable, *module, *arguments],
         cwd=folder_for(case.page, tmp_path),
