@@ -342,6 +342,21 @@ def under_run(pattern: Callable[[], None]) -> dict[str, Any]:
     }
 
 
+def begun_late() -> dict[str, Any]:
+    """A guard that did not see the write, and one stream alone."""
+    side = torch.cuda.Stream()
+    x = torch.ones(COUNT, device="cuda")
+    with tenure.guard("report") as report, torch.cuda.stream(side):
+        x.sum()
+    with tenure.guard("sync") as sync:
+        x.mul(2)
+    with tenure.guard("sync") as late, torch.cuda.stream(side):
+        x.sum()
+        x.sum()
+    waits = [[(w.why, w.count) for w in guard.inserted] for guard in (report, sync, late)]
+    return {"codes": [f.code for f in report.findings], "waits": waits}
+
+
 def own_guard() -> dict[str, Any]:
     """A script under `tenure run` that has a guard of its own."""
     from tenure.live.races import start
@@ -371,6 +386,7 @@ def main() -> None:
             pattern.__name__: under_run(pattern) for pattern in patterns("stream_", "healthy_")
         }
         result["own"] = own_guard()
+        result["late"] = begun_late()
     sys.stdout.write(json.dumps(result) + "\n")
 
 

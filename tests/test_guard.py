@@ -146,6 +146,12 @@ def test_a_scripts_own_guard_takes_the_place_of_the_runs() -> None:
     assert said()["own"] == {"own": ["stream.race_read"], "ours": []}
 
 
+@pytest.mark.slow
+@needs_torch
+def test_what_was_written_before_the_guard_is_waited_for_and_not_reported() -> None:
+    assert said()["late"] == {"codes": [], "waits": [[], [], [["use", 1]]]}
+
+
 CASES = SHARED / "cases"
 CASE = """
 import runpy, sys, tenure
@@ -218,6 +224,52 @@ def test_programs_without_a_gpu_run_under_a_guard() -> None:
     assert first.endswith("a guard is on already; call its stop() first")
     assert second.startswith("no races in ")
     assert second.endswith("[] [2.0, 2.0, 2.0, 2.0] method_descriptor")
+
+
+HEARD = """
+import torch
+torch.cuda.current_device = lambda: 0
+from torch.cuda import _gpu_trace as told
+import tenure
+from tenure.live.guards import guard
+from tenure.streams import StreamId
+main, side = StreamId(0, 0), StreamId(0, 0x70)
+with guard("report") as watch:
+    recorder = watch._recorder
+    clocks = recorder.checker.clocks
+    first = clocks.launch(main)
+    told.EventRecordCallbacks.fire_callbacks(5, main.handle)
+    second = clocks.launch(main)
+    print(clocks.before(main, first, side), clocks.before(main, second, side))
+    told.EventWaitCallbacks.fire_callbacks(5, side.handle)
+    print(clocks.before(main, first, side), clocks.before(main, second, side))
+    third = clocks.launch(side)
+    told.StreamSynchronizationCallbacks.fire_callbacks(side.handle)
+    print(clocks.before(side, third, main), clocks.known_done(main) >= first)
+    told.DeviceSynchronizationCallbacks.fire_callbacks()
+    print(clocks.known_done(main) >= second)
+    told.EventDeletionCallbacks.fire_callbacks(5)
+    last = clocks.launch(main)
+    told.EventWaitCallbacks.fire_callbacks(5, side.handle)
+    print(clocks.before(main, last, side), recorder.hears_all, watch.faults)
+print(told.EventRecordCallbacks.callback_list)
+"""
+
+
+@pytest.mark.skipif("torch" in MISSING, reason=MISSING or "runs")
+def test_waits_in_pytorchs_own_code_are_heard() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", HEARD], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "False False",
+        "True False",
+        "True True",
+        "True",
+        "False True []",
+        "[]",
+    ], done.stderr
 
 
 class _Argument:

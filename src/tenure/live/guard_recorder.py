@@ -18,12 +18,14 @@ from tenure.errors import RaceError
 from tenure.live.guard_device import Device
 from tenure.live.guard_operators import Plan, extent_of, storage_of
 from tenure.live.guard_sites import name_of_stream, user_site
-from tenure.streams import Checker, PendingFrees, Site, StreamId, Use
+from tenure.streams import Checker, PendingFrees, Site, StreamId, Use, dense
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tenure.streams import Access, Block, Conflict, Race, Stamp
+
+_BEFORE = Site("", 0, "before the guard")
 
 
 class Mode(StrEnum):
@@ -171,8 +173,21 @@ class Recorder:
             return None
         key = storage._cdata
         if key not in self.checker.blocks:
-            self._meet(storage, key, None, Site("", 0, "before the guard"), "")
+            self._meet(storage, key, None, _BEFORE, "")
+            if self.mode is Mode.SYNC and tensor.is_cuda:
+                self._assume_written(key, StreamId(tensor.device.index or 0, 0))
         return Use(key, extent, writes)
+
+    def _assume_written(self, key: int, default: StreamId) -> None:
+        """Under "sync", what was there before the guard may still be written by the default stream.
+
+        Nothing is reported on such a guess; a wait too many does no harm.
+        """
+        with self._lock:
+            number = self.checker.clocks.launched(default) or self.checker.clocks.launch(default)
+            every = dense(0, self.checker.blocks[key].bytes)
+            use = Use(key, every, writes=True)
+            self.checker.touch(default, number, use, "work before the guard", _BEFORE)
 
     def check(self, stream: StreamId, uses: Sequence[Use], what: str, site: Site) -> None:
         """Looks for races of work that is about to be launched, and acts by the mode."""
