@@ -291,28 +291,39 @@ def two_streams() -> Callable[[], None]:
     return step
 
 
+LOOPS: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
+    "one stream, small steps": (lambda: training(128, 2, 4), 20),
+    "one stream, large steps": (lambda: training(1024, 6, 16), 10),
+    "two streams": (two_streams, 20),
+}
+
+
 def costs(mode: str) -> None:
-    """Time of a step with the guard and without, in this process."""
-    loops: dict[str, tuple[Callable[[], Callable[[], None]], int]] = {
-        "one stream, small steps": (lambda: training(128, 2, 4), 20),
-        "one stream, large steps": (lambda: training(1024, 6, 16), 10),
-        "two streams": (two_streams, 20),
-    }
-    for name, (make, count) in loops.items():
-        step = make()
-        without = seconds(step, count)
-        facts: Facts = {"pattern": f"cost: {name}", "mode": mode, "ms_without": without * 1e3}
+    """Time of a step without and with the guard; PyTorch tells of its events from the first on."""
+    steps = {name: make() for name, (make, _) in LOOPS.items()}
+    without = {name: seconds(step, LOOPS[name][1]) for name, step in steps.items()}
+    for name, step in steps.items():
         guard = tenure.guard(mode)
         try:
-            facts["ms_with"] = seconds(step, count) * 1e3
+            taken = seconds(step, LOOPS[name][1])
         finally:
             guard.stop()
-        facts["ratio"] = facts["ms_with"] / facts["ms_without"]
-        facts["inserted"] = sum(w.count for w in guard.inserted)
-        facts["codes"] = [f.code for f in guard.findings]
-        facts["ok"] = not facts["inserted"] and not guard.faults and not facts["codes"]
-        facts["faults"] = guard.faults[:2]
-        say(facts)
+        inserted = sum(wait.count for wait in guard.inserted)
+        codes = [finding.code for finding in guard.findings]
+        alone = not inserted or name == "two streams"
+        say(
+            {
+                "pattern": f"cost: {name}",
+                "mode": mode,
+                "ms_without": without[name] * 1e3,
+                "ms_with": taken * 1e3,
+                "ratio": taken / without[name],
+                "inserted": inserted,
+                "codes": codes,
+                "faults": guard.faults[:2],
+                "ok": alone and not codes and not guard.faults,
+            }
+        )
 
 
 # --- running -------------------------------------------------------------------------------------
@@ -370,6 +381,8 @@ def one_mode(mode: str) -> int:
     import tenure as tenure_module
 
     torch, tenure = torch_module, tenure_module
+    if mode != "off":
+        costs(mode)
     for pattern in (*RACES, *HEALTHY):  # kernels are loaded first: loading blocks the host
         run_pattern(pattern, "off")
     failed = 0
@@ -387,8 +400,6 @@ def one_mode(mode: str) -> int:
         facts["ok"] = not races and not facts["faults"] and "error" not in facts
         failed += not facts["ok"]
         say(facts)
-    if mode != "off":
-        costs(mode)
     return failed
 
 
