@@ -24,15 +24,15 @@ def events(*steps: list[tuple[int, int]]) -> tuple[Events, np.ndarray]:
     count = len(rows)
     filler = np.zeros(count, np.int32)
     made = Events(
-        np.zeros(count, np.uint8),
-        np.zeros(count, np.uint64),
-        np.array([size for size, _ in rows], np.int64),
-        np.zeros(count, np.uint64),
-        1 + np.arange(count, dtype=np.int64),
-        np.array([stack for _, stack in rows], np.int32),
-        filler,
-        filler,
-        filler,
+        action=np.zeros(count, np.uint8),
+        address=np.zeros(count, np.uint64),
+        size=np.array([size for size, _ in rows], np.int64),
+        stream=np.zeros(count, np.uint64),
+        time_us=1 + np.arange(count, dtype=np.int64),
+        stack=np.array([stack for _, stack in rows], np.int32),
+        pool=filler,
+        metadata=filler,
+        compile_context=filler,
     )
     return made, np.cumsum([0, *(len(step) for step in steps)])
 
@@ -55,6 +55,14 @@ def test_a_step_that_asks_for_something_else_takes_nothing() -> None:
 def test_the_step_that_agrees_most_gives_the_lines() -> None:
     made, ends = events([(1, 5), (2, 6)], [(1, 7), (3, 8)], [(1, -1), (2, -1)])
     assert with_lines(made, ends).stack.tolist() == [5, 6, 7, 8, 5, 6]
+
+
+def test_a_few_events_that_count_to_the_step_before_do_no_harm() -> None:
+    first = [(size, size) for size in range(100, 140)]
+    later = [(1, -1), (2, -1), *((size, -1) for size in range(100, 139))]
+    made, ends = events(first, later)
+    carried = with_lines(made, ends).stack.tolist()
+    assert carried[40:] == [-1, -1, *range(100, 139)]
 
 
 def without_lines(path: Path, folder: Path, steps: list[tuple[int, int]]) -> Path:

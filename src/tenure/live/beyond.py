@@ -120,8 +120,10 @@ def _made_at(one: Shared, trace: Trace | None) -> str:
 
 def _pinned(record: Record) -> list[Finding]:
     host = record.gpu.host
-    held = max(host.get("allocated_bytes", 0), host.get("reserved_bytes", 0))
-    used = host.get("active_bytes", 0) if "active_bytes" in host else 0
+    # Before torch 2.9 "allocated" are bytes in use, and "reserved" those that are held.
+    allocated = host.get("allocated_bytes", 0)
+    held = host.get("reserved_bytes", allocated)
+    used = host.get("active_bytes", allocated if "reserved_bytes" in host else 0)
     idle = held - used
     if idle < LEAST_PINNED:
         return []

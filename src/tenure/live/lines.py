@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tenure.live.stepping import StepMark
     from tenure.snapshots import Annotations, Events, Snapshot
 
+SLACK = 16  # events around the end of a step that may count to either
 STEP = "Optimizer.step#tenure"
 
 
@@ -65,22 +66,40 @@ def _carry(
     kind: NDArray[np.int64], stack: NDArray[np.int32], part: slice, donors: list[slice]
 ) -> None:
     """Takes the lines of the donor that agrees longest, from both ends."""
-    mine = kind[part]
-    best: tuple[int, int, slice] | None = None
+    mine, lines = kind[part], stack[part]
+    best: tuple[int, NDArray[np.int32]] = (0, lines)
     for donor in donors:
-        theirs = kind[donor]
-        head = _agree(mine, theirs)
-        tail = min(_agree(mine[::-1], theirs[::-1]), min(len(mine), len(theirs)) - head)
-        if best is None or head + tail > best[0] + best[1]:
-            best = (head, tail, donor)
-        if head == len(mine) == len(theirs):
+        theirs, theirs_lines = kind[donor], stack[donor]
+        skip, theirs_skip, head = _longest(mine, theirs)
+        found = lines.copy()
+        found[skip : skip + head] = theirs_lines[theirs_skip : theirs_skip + head]
+        rest = skip + head
+        behind, theirs_behind, tail = _longest(mine[rest:][::-1], theirs[::-1])
+        if tail:
+            end, theirs_end = len(mine) - behind, len(theirs) - theirs_behind
+            found[end - tail : end] = theirs_lines[theirs_end - tail : theirs_end]
+        if head + tail > best[0]:
+            best = (head + tail, found)
+        if head >= len(mine) - min(SLACK, len(mine) // 8):
             break
-    if best is None:
-        return
-    head, tail, donor = best
-    stack[part.start : part.start + head] = stack[donor.start : donor.start + head]
-    if tail:
-        stack[part.stop - tail : part.stop] = stack[donor.stop - tail : donor.stop]
+    stack[part] = best[1]
+
+
+def _longest(one: NDArray[np.int64], other: NDArray[np.int64]) -> tuple[int, int, int]:
+    """How many first elements of each to skip so that most of those that follow agree; and those.
+
+    The end of a step is known by the clock only, so a few events may count to the next one.
+    """
+    best = (0, 0, 0)
+    for shift in sorted(range(-SLACK, SLACK + 1), key=abs):
+        skip, other_skip = max(shift, 0), max(-shift, 0)
+        length = _agree(one[skip:], other[other_skip:])
+        if length > best[2]:
+            best = (skip, other_skip, length)
+        shorter = min(len(one), len(other))
+        if best[2] >= shorter - min(SLACK, shorter // 8):
+            break
+    return best
 
 
 def _agree(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:

@@ -195,7 +195,7 @@ class Watch:
         """Leaves operations to PyTorch's history, at a place where that is allowed."""
         if self._mode is not None and self._leave_operations():
             self._steady_since = (time.monotonic(), self.record.seconds)
-            self._next = last.allocated * HIGHER
+            self._next, self._near = last.allocated * HIGHER, 0.0
 
     def _pace(self, seconds: float) -> None:
         """Keeps or drops the lines of the step that begins."""
