@@ -226,6 +226,25 @@ def test_programs_without_a_gpu_run_under_a_guard() -> None:
     assert second.endswith("[] [2.0, 2.0, 2.0, 2.0] method_descriptor")
 
 
+@pytest.mark.skipif("torch" in MISSING, reason=MISSING or "runs")
+def test_a_forked_process_is_not_watched() -> None:
+    pytest.importorskip("torch")
+    code = (
+        "import os, sys, tenure, torch\n"
+        "watch = tenure.guard('raise')\n"
+        "if os.fork() == 0:\n"
+        "    before = watch.operators\n"
+        "    torch.ones(4).add_(1)\n"
+        "    os._exit(watch.operators - before)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        "before = watch.operators\n"
+        "torch.ones(4).add_(1)\n"
+        "print(watch.operators - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["0", "2"], done.stderr
+
+
 HEARD = """
 import torch
 torch.cuda.current_device = lambda: 0

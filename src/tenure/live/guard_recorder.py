@@ -107,7 +107,6 @@ class Recorder:
         self._lock = threading.Lock()
         self._late: deque[tuple[int, Site]] = deque()  # deaths within our own locked code
         self._captures = 0
-        self._process = os.getpid()
         self._passed_backward = False
 
     # --- what orders -----------------------------------------------------------------------------
@@ -364,7 +363,7 @@ class Recorder:
 
     def _gone(self, key: int) -> None:
         """A storage dies, on any thread and at any time: its memory is freed right after this."""
-        if not self.on or sys.is_finalizing() or os.getpid() != self._process:
+        if not self.on or sys.is_finalizing():
             return
         self._references.pop(key, None)
         block = self.checker.blocks.get(key)

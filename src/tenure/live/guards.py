@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any, Self
 
 from tenure.diagnoses import Finding, Severity
@@ -61,6 +62,10 @@ class Guard:
         else:
             self._dispatch.__enter__()
         _active.append(self)
+
+    def leave_be(self) -> None:
+        """Stops looking, without touching what was replaced: in a process that was forked."""
+        self._recorder.on = False
 
     def __enter__(self) -> Self:
         return self
@@ -130,6 +135,14 @@ class Guard:
             f"added: {before} {place(wait.site)} {who} waits for {called(wait.stream, names)} "
             f"({place(wait.earlier)}), {format_bytes(wait.bytes)}, {wait.count:,} times"
         )
+
+
+def _in_child() -> None:
+    for one in _active:
+        one.leave_be()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def guard_is_on() -> bool:
