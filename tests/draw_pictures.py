@@ -56,6 +56,7 @@ def act(opened: Opened, search: str, keys: str) -> None:
         opened.settle()
         opened.page.click("#body-search button >> nth=0")
         opened.page.fill("#search", "")
+        opened.page.wait_for_timeout(1000)  # a search begins once nothing more is typed
         opened.page.click("#tab-block")
         opened.page.evaluate("document.activeElement.blur()")
     for key in keys:
