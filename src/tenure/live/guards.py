@@ -55,12 +55,16 @@ class Guard:
         self._recorder: Recorder = Recorder(mode)
         self._calls: Calls = Calls(self._recorder)
         self._dispatch: Any = dispatch_mode(Operators(self._recorder))
-        self._calls.install()
-        self._recorder.hears_all = self._calls.hears_all
-        if outermost:
-            push_below(self._dispatch)
-        else:
-            self._dispatch.__enter__()
+        try:
+            self._calls.install()
+            self._recorder.hears_all = self._calls.hears_all
+            if outermost:
+                push_below(self._dispatch)
+            else:
+                self._dispatch.__enter__()
+        except BaseException:
+            self._calls.undo()
+            raise
         _active.append(self)
 
     def leave_be(self) -> None:

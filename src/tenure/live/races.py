@@ -26,6 +26,7 @@ class Races:
     def __init__(self) -> None:
         self._torch: Any = sys.modules["torch"]
         self._guard: Guard | None = None
+        self._faults: list[str] = []
         self._thread = threading.get_ident()
         self._before: list[tuple[Any, str, Any]] = []
         stream = self._torch.cuda.Stream
@@ -44,7 +45,7 @@ class Races:
     @property
     def faults(self) -> list[str]:
         """Errors of the report's own, which may have hidden a race."""
-        return [] if self._guard is None else self._guard.faults
+        return self._faults + ([] if self._guard is None else self._guard.faults)
 
     def stop(self) -> None:
         """Stops watching; what was found stays."""
@@ -69,8 +70,12 @@ class Races:
         if threading.get_ident() != self._thread:
             return False
         self._disarm()
-        if not guard_is_on():  # the script may have its own
+        if guard_is_on():  # the script has its own
+            return True
+        try:
             self._guard = Guard(Mode.REPORT, outermost=True)
+        except Exception as error:  # noqa: BLE001  the script must run, whatever is wrong here
+            self._faults.append(f"not watched: {type(error).__name__}: {error}")
         return True
 
     def _disarm(self) -> None:
