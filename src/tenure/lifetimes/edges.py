@@ -78,18 +78,15 @@ class Torch:
 
 
 def edges_of(value: Any, torch: Torch) -> Iterator[Edge]:
-    """Everything that `value` keeps alive, named."""
-    kind = torch.kind(value)
+    """Everything that `value` keeps alive, named; of plain values only what may hold a tensor."""
+    kind = torch.kind_of_type(type(value))
+    if not kind:
+        return _plain_edges(value)
     if kind == "tensor":
-        yield from _tensor_edges(value)
-    elif kind == "node":
-        yield from graph_edges(value)
-    elif kind == "module":
-        yield from _module_edges(value)
-    elif kind == "optimizer":
-        yield from _optimizer_edges(value)
-    else:
-        yield from _plain_edges(value)
+        return _tensor_edges(value)
+    if kind == "node":
+        return graph_edges(value)
+    return _module_edges(value) if kind == "module" else _optimizer_edges(value)
 
 
 def _tensor_edges(tensor: Any) -> Iterator[Edge]:
@@ -145,12 +142,14 @@ def _plain_edges(value: Any) -> Iterator[Edge]:
     cls = type(value)
     if cls is dict or (isinstance(value, dict) and cls.__module__ == "collections"):
         for key, item in list(dict.items(value)):
-            yield "item", f"[{_key(key)}]", item
+            if type(item) not in SKIPPED:
+                yield "item", f"[{_key(key)}]", item
             if type(key) not in SKIPPED:
                 yield "item", " key", key
     elif cls is list or cls is tuple or cls is deque:
         for index, item in enumerate(list(value)):
-            yield "item", f"[{index}]", item
+            if type(item) not in SKIPPED:
+                yield "item", f"[{index}]", item
     elif cls is set or cls is frozenset:
         for item in list(value):
             yield "item", "{...}", item
@@ -191,11 +190,16 @@ def _instance_edges(value: Any) -> Iterator[Edge]:
     named = set()
     if attributes:
         for name, item in list(attributes.items()):
-            named.add(id(item))
-            text = f".{name}" if type(name) is str else f"[{_key(name)}]"
-            yield "attribute", text, item
+            if type(item) not in SKIPPED:
+                named.add(id(item))
+                yield "attribute", f".{name}" if type(name) is str else f"[{_key(name)}]", item
     for item in gc.get_referents(value):
-        if id(item) not in named and item is not attributes and not isinstance(item, type):
+        if (
+            type(item) not in SKIPPED
+            and id(item) not in named
+            and item is not attributes
+            and not isinstance(item, type)
+        ):
             yield "item", f"<{type(value).__name__}>", item
 
 

@@ -87,18 +87,21 @@ class Walk:
         """Follows what is noted, plain references before all others."""
         count = 0
         while True:
-            phase = next((p for p, queue in enumerate(self.queues) if queue), None)
-            if phase is None:
+            for phase, queue in enumerate(self.queues):  # noqa: B007  which is used below
+                if queue:
+                    break
+            else:
                 return
-            child, _ = self.queues[phase].popleft()
+            child, _ = queue.popleft()
             count += 1
             if count % 512 == 0 and time.thread_time() > self.deadline:
                 raise TimeoutError
-            if self.torch.kind(child) == "tensor":
+            if self.torch.kind_of_type(type(child)) == "tensor":
                 self.note(child)
             key = id(child)
             for edge in edges_of(child, self.torch):
-                self.meet(key, phase, edge)
+                if type(edge[2]) not in SKIPPED:
+                    self.meet(key, phase, edge)
 
     def note(self, tensor: Any) -> None:
         """Adds a tensor's storage."""
