@@ -298,6 +298,12 @@ def test_a_device_that_says_done_ends_the_wait() -> None:
     assert (pending.peak, pending.measured) == (0, True)
 
 
+def test_no_more_than_the_oldest_are_asked() -> None:
+    asked = []
+    pending_frees(30, done=lambda: bool(asked.append(1)))
+    assert len(asked) < 30 * 9
+
+
 # --- streams that are done -----------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tenure.streams.accesses import Block, Site
     from tenure.streams.clocks import Clocks, StreamId
 
+ASKED = 8  # of those that wait, the oldest, after which no more are asked: streams work in order
 MOST = 512  # frees that are followed at a time; older ones are no longer asked about
 
 
@@ -76,7 +77,9 @@ class PendingFrees:
         for entry in self._waiting[-MOST:]:
             free = entry[0]
             known = all(clocks.known_done(s) >= n for s, n in free.waits_for.items())
-            if not known and not (free.done is not None and free.done()):
+            if not known and free.done is not None and len(left) < ASKED:
+                known = free.done()
+            if not known:
                 left.append(entry)
         self._waiting = left
         for free, lines in left:
