@@ -316,6 +316,54 @@ def test_numbers_arrays_and_files_can_leave_the_card(tmp_path: Path) -> None:
     ], done.stderr[-2000:]
 
 
+WITH = """
+import tenure
+with tenure.virtual_gpu("h100") as gpu:
+    import torch
+    model = torch.nn.Linear(1024, 1024).cuda()
+    model(torch.randn(8, 1024, device="cuda")).sum().backward()
+    print(torch.cuda.get_device_name())
+print(torch.cuda.is_available(), gpu.peak()["allocated"] > 65 << 20, gpu.verdict().fits)
+with tenure.virtual_gpu("40MiB") as small:
+    try: model.cuda()(torch.randn(8, 1024, device="cuda"))
+    except torch.OutOfMemoryError: print("out of memory")
+print(small.verdict().fits, len(gpu.trace().events) > 10)
+x = torch.ones(3, requires_grad=True); x.sum().backward(); print(x.grad.tolist())
+try:
+    raise SystemExit(3)
+finally:
+    print("ends")
+"""
+
+
+@needs_torch
+def test_python_can_have_one_card_after_another() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITH], capture_output=True, text=True, check=False, timeout=600
+    )
+    assert done.stdout.splitlines() == [
+        "NVIDIA H100 80 GB",
+        "False True True",
+        "out of memory",
+        "False True",
+        "[1.0, 1.0, 1.0]",
+        "ends",
+    ], done.stderr[-2000:]
+    assert done.returncode == 3
+
+
+@needs_torch
+def test_a_card_cannot_come_after_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import torch, tenure\nwith tenure.virtual_gpu('h100'): pass"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert "a virtual GPU has to be there before torch is" in done.stderr.splitlines()[-1]
+
+
 @needs_torch
 def test_settings_of_the_environment_are_in_force(tmp_path: Path) -> None:
     script = tmp_path / "settings.py"
