@@ -73,7 +73,7 @@ class PendingFrees:
         """Called at a request, which is when the allocator looks: drops what is done."""
         if not self._waiting:
             return
-        left = []
+        left: list[tuple[PendingFree, tuple[Site, Site]]] = []
         for entry in self._waiting[-MOST:]:
             free = entry[0]
             known = all(clocks.known_done(s) >= n for s, n in free.waits_for.items())
