@@ -51,7 +51,7 @@ def name_of_stream(stream: StreamId) -> str:
         local = locals_of(frame)
         for variables in (local, frame.f_globals):
             for name, value in list(variables.items()):
-                if _is_stream(value, stream):
+                if name != "self" and _is_stream(value, stream):
                     return name
         owner = local.get("self")
         for name, value in list(getattr(owner, "__dict__", {}).items()):
