@@ -106,12 +106,11 @@ def _top_of_loop(
 ) -> Ints:
     """Another anchor that occurs as often, from the lowest line: a loop begins at its top."""
     tried = []
-    for other in np.flatnonzero(~inside_module).tolist():
-        place = np.flatnonzero(code == other)
-        if not len(at) <= len(place) <= MOST_PER_ROUND * len(at):
-            continue
-        stack = int(trace.allocations.stack[made[place[0]]])
+    count = np.bincount(code, minlength=len(inside_module))
+    often = (count >= len(at)) & (count <= MOST_PER_ROUND * len(at))
+    for other in np.flatnonzero(~inside_module & often).tolist():
         first = _firsts(code, other)
+        stack = int(trace.allocations.stack[made[first[0]]])
         user = site_of(trace.stacks.frames(stack)).user
         if user is not None and len(first) == len(at):
             tried.append((user.line, int(first[0]), first))
