@@ -28,6 +28,7 @@ CONFIGURATIONS = {
     "expandable": "expandable_segments:True",
     "async": "backend:cudaMallocAsync",
     "tenure-torch": "",
+    "tenure-plug-in": "",
     "tenure": "",
 }
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -46,7 +47,8 @@ def install(configuration: str, **options: Any) -> bool:
     import tenure
 
     rules = "torch" if configuration == "tenure-torch" else "elastic"
-    tenure.install(rules, quiet=True, **options)
+    with_glue = configuration != "tenure-plug-in"
+    tenure.install(rules, quiet=True, glue=with_glue, **options)
     return True
 
 

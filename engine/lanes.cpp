@@ -97,9 +97,9 @@ bool Allocator::free_in(Lane& lane, Block* block) {
 void Allocator::count(Lane& lane) {
     ++lane.idle;
     for (const bool small : {false, true}) {
+        if (lane.taken[small].blocks == 0 && lane.given[small].blocks == 0) continue;
         const Counts taken = std::exchange(lane.taken[small], {});
         const Counts given = std::exchange(lane.given[small], {});
-        if (taken.blocks == 0 && given.blocks == 0) continue;
         lane.idle = 0;
         statistics_.allocation.settle(small, taken.blocks, given.blocks);
         statistics_.active.settle(small, taken.blocks, given.blocks);

@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <time.h>
 
-#include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <utility>
@@ -52,27 +51,26 @@ Held::Held(DeviceFront& front) : front_(front) {
 }
 
 Held::~Held() {
+    front_.open = front_.routes.empty() && front_.allocator.serves_lanes();
     front_.park_idle();
-    const bool open = front_.routes.empty() && front_.allocator.serves_lanes();
-    if (open) {
-        front_.lanes.clear();
-        for (StreamFront* stream : front_.active) front_.lanes.push_back(&stream->lane);
-        front_.allocator.deal(front_.lanes);
-    }
+    front_.lanes.clear();
+    for (StreamFront* stream : front_.active) front_.lanes.push_back(&stream->lane);
+    front_.allocator.deal(front_.lanes);
     front_.learn_arenas();
     for (StreamFront* stream : front_.active) {
-        stream->is_open = open;
+        stream->set_open(true);
         stream->lock.unlock();
     }
     front_.lock.unlock();
 }
 
-// A stream that has not been used for a while serves nothing until it is: then nobody has to take
-// its lock either.
+// A stream that has not been used for a while serves nothing until it is, nor does any while the
+// device is not open: then nobody has to take their locks either.
 void DeviceFront::park_idle() {
-    std::erase_if(active, [](StreamFront* stream) {
-        if (stream->lane.idle <= Lane::most_idle) return false;
-        stream->is_open = false;
+    std::erase_if(active, [&](StreamFront* stream) {
+        if (open && stream->lane.idle <= Lane::most_idle) return false;
+        stream->set_open(false);
+        stream->is_active = false;
         stream->lock.unlock();
         return true;
     });
@@ -118,8 +116,9 @@ void DeviceFront::add_live(Block* block, Stream stream) {
 
 void DeviceFront::wake(StreamFront& stream) {
     stream.lane.idle = 0;
-    if (std::find(active.begin(), active.end(), &stream) != active.end()) return;
+    if (!open || stream.is_active) return;
     stream.lock.lock();  // as those of all active ones are
+    stream.is_active = true;
     active.push_back(&stream);
 }
 

@@ -114,7 +114,8 @@ struct DeviceFront {
     BlockMap live;  // blocks of streams without a front
     std::array<std::unique_ptr<StreamFront>, most_streams> streams;  // in the order of their making
     std::atomic<std::size_t> stream_count{0};
-    std::vector<StreamFront*> active;  // those in use; a Held has their locks
+    bool open = true;  // whether streams may be served by themselves; as of the last Held
+    std::vector<StreamFront*> active;  // those that are; a Held has their locks
     std::vector<Lane*> lanes;          // theirs, while they are dealt to
     std::uint64_t segments_known = 0;  // Allocator::segment_changes when arenas were learnt last
     std::array<std::atomic<StreamFront*>, 2 * most_streams> stream_table{};  // never full

@@ -18,23 +18,29 @@ class alignas(64) StreamFront {
         : stream(stream), lane(allocator.lane(stream)), allocator_(allocator) {}
 
     // Null if the request takes more than this stream has; false if the free does, or if the block
-    // was not handed out here.
+    // was not handed out here. Looking before the lock is taken only saves taking it.
     Block* allocate(Bytes size, std::int64_t tag) {
+        if (!is_open()) return nullptr;
         const std::lock_guard held(lock);
-        Block* block = is_open ? allocator_.allocate_in(lane, size) : nullptr;
+        Block* block = is_open() ? allocator_.allocate_in(lane, size) : nullptr;
         if (!block) return nullptr;
         block->tag = tag;
         live.insert(block);
         return block;
     }
     bool free(Address address) {
+        if (!is_open()) return false;
         const std::lock_guard held(lock);
-        Block* block = is_open ? live.take(address) : nullptr;
+        Block* block = is_open() ? live.take(address) : nullptr;
         if (!block) return false;
         if (allocator_.free_in(lane, block)) return true;
         live.insert(block);
         return false;
     }
+
+    bool is_open() const { return is_open_.load(std::memory_order_relaxed); }
+    // pre: the lock is held.
+    void set_open(bool open) { is_open_.store(open, std::memory_order_relaxed); }
 
     // Whether the address lies in an arena of this stream; a guess, since it takes no lock.
     bool holds(Address address) const {
@@ -57,8 +63,8 @@ class alignas(64) StreamFront {
     }
 
     const Stream stream;
-    Lock lock;             // of all below
-    bool is_open = false;  // changes only while the whole device is held
+    bool is_active = false;  // under the device's lock: among those that a Held has the locks of
+    Lock lock;               // of all below
     Lane lane;
     BlockMap live;  // blocks handed out on this stream
 
@@ -69,6 +75,7 @@ class alignas(64) StreamFront {
     };
 
     Allocator& allocator_;
+    std::atomic<bool> is_open_{false};
     std::array<Range, 2> arenas_;
 };
 
