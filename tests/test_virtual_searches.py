@@ -290,7 +290,7 @@ def test_advice_is_measured_by_running_again(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = run_tenure(
         *("--gpu", "800MiB", "--advise", "--steps", "3", "--json", "-o", str(report)),
-        *(str(script), "--batch", "16"),
+        *(str(script), "--batch", "64"),
     )
     assert done.returncode == 1  # the script's own: it ran out of memory
     virtual = json.loads(report.read_text())["virtual"]
