@@ -125,6 +125,28 @@ def stream_race_reuse_though_the_owner_is_recorded() -> None:
     torch.ones(COUNT, device="cuda")  # later
 
 
+def stream_race_reuse_of_a_prefetched_batch() -> None:
+    class Prefetcher:
+        def __init__(self) -> None:
+            self.stream = torch.cuda.Stream()
+
+        def load(self) -> None:
+            with torch.cuda.stream(self.stream):
+                self.batch = torch.ones(COUNT).cuda()  # later
+
+        def following(self) -> Any:
+            torch.cuda.current_stream().wait_stream(self.stream)
+            batch = self.batch
+            self.load()
+            return batch
+
+    prefetcher = Prefetcher()
+    prefetcher.load()
+    for _ in range(4):
+        batch = prefetcher.following()  # free
+        batch.mul(2)  # earlier
+
+
 def stream_race_reuse_of_a_resized_storage() -> None:
     side = torch.cuda.Stream()
     x = torch.ones(COUNT, device="cuda")
@@ -247,6 +269,58 @@ def healthy_checkpoint() -> None:
         checkpoint(layer, x, use_reentrant=False).sum().backward()
     torch.cuda.current_stream().wait_stream(side)
     x.grad.sum()
+
+
+def healthy_offload() -> None:
+    """Activations go to the host and come back on a side stream."""
+    side = torch.cuda.Stream()
+
+    def pack(tensor: Any) -> Any:
+        if not tensor.is_cuda:
+            return tensor
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            host = torch.empty(tensor.shape, pin_memory=True)
+            host.copy_(tensor, non_blocking=True)
+        tensor.record_stream(side)
+        return [host]
+
+    def unpack(packed: Any) -> Any:
+        if not isinstance(packed, list):
+            return packed
+        with torch.cuda.stream(side):
+            tensor = packed[0].to("cuda", non_blocking=True)
+        torch.cuda.current_stream().wait_stream(side)
+        tensor.record_stream(torch.cuda.current_stream())
+        return tensor
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU()).cuda()
+    for _ in range(3):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            loss = model(torch.randn(32, 64, device="cuda")).sum()
+        loss.backward()
+        model.zero_grad()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def healthy_results_in_turn() -> None:
+    """Results copied to two pinned buffers on a side stream, read behind their events."""
+    copies = torch.cuda.Stream()
+    hosts = [torch.empty(COUNT).pin_memory() for _ in range(2)]
+    copied = [torch.cuda.Event() for _ in range(2)]
+    for step in range(6):
+        slot = step % 2
+        if step > 1:
+            copied[slot].synchronize()
+            hosts[slot].sum()
+        y = torch.full((COUNT,), float(step), device="cuda")
+        copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(copies):
+            hosts[slot].copy_(y, non_blocking=True)
+            copied[slot].record()
+        y.record_stream(copies)
+    torch.cuda.synchronize()
+    hosts[0].sum()
 
 
 # --- other findings ------------------------------------------------------------------------------

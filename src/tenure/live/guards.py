@@ -135,9 +135,10 @@ class Guard:
         names = self._recorder.names
         who = "the host" if wait.waiting is None else called(wait.waiting, names)
         before = "at the free at" if wait.why == "free" else "before"
+        times = f", {wait.count:,} times" if wait.count > 1 else ""
         return (
             f"added: {before} {place(wait.site)} {who} waits for {called(wait.stream, names)} "
-            f"({place(wait.earlier)}), {format_bytes(wait.bytes)}, {wait.count:,} times"
+            f"({place(wait.earlier)}), {format_bytes(wait.bytes)}{times}"
         )
 
 
