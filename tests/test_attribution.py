@@ -7,8 +7,11 @@ import pytest
 
 from recorder import MIB, Recorder
 from tenure.lifetimes.chains import Heading
-from tenure.lifetimes.holders import Holder
+from tenure.lifetimes.holders import Holder, Holders
 from tenure.live.attribution import ELSEWHERE, GRAPHS, ROUNDING, UNKNOWN, attribute, event_at
+from tenure.live.naming import name_births
+from tenure.live.record import Look, Record
+from tenure.live.stepping import StepMark
 from tenure.settings import AllocatorSettings
 
 
@@ -95,3 +98,40 @@ def test_a_moment_is_between_the_events_before_and_after_it(recorder: Recorder) 
     found = attribute(trace, event_at(trace, moment), [holder(first, 2 * MIB, Heading.BUFFER)])
     assert {row.heading: row.bytes for row in found.rows} == {"buffers": 2 * MIB}
     assert event_at(trace, float(np.iinfo(np.int32).max)) == len(trace.events)
+
+
+def test_a_storage_whose_making_was_not_watched_gets_the_steps_of_the_trace(
+    recorder: Recorder,
+) -> None:
+    early = recorder.allocate(3 * MIB)
+    assert early
+    first_step = now(recorder)
+    late = recorder.allocate(4 * MIB)
+    assert late
+    looked_at = now(recorder)
+    recorder.free(late)
+    second_step = now(recorder)
+    recorder.allocate(2 * MIB)
+    trace = recorder.trace()
+
+    def moment(event: int) -> float:
+        return (int(trace.events.time_us[event - 1]) + 0.5) / 1e6
+
+    held = Holders(
+        "cuda",
+        7 * MIB,
+        (
+            holder(early, 3 * MIB, Heading.VARIABLE),
+            holder(late, 4 * MIB, Heading.GRAPH),
+            holder(1 << 50, MIB, Heading.VARIABLE),
+        ),
+        complete=True,
+        seconds=0.0,
+    )
+    look = Look("step", 0, 0, 7 * MIB, held, {}, (), (), True, time=moment(looked_at))
+    marks = [StepMark(i + 1, moment(e), 0, 0) for i, e in enumerate((first_step, second_step))]
+    name_births(Record(looks=[look], passes=2, steps=marks), trace)
+    assert sorted(look.births) == [early, late]
+    assert (look.births[early].passes, look.births[early].fate) == (0, "")
+    assert (look.births[late].passes, look.births[late].fate) == (1, "backward")
+    assert look.births[late].fate_passes == 1

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tenure.diagnoses import Finding, Severity, explain
-from tenure.lifetimes import Sites, lifetimes
 from tenure.lifetimes.edges import short_file
 from tenure.live import beyond
 from tenure.live.attribution import Attribution, attribute, event_at
 from tenure.live.judging import judge
 from tenure.live.lines import completed
-from tenure.live.record import Birth
+from tenure.live.naming import name_births
 from tenure.live.stepping import Rise, rise_of
 from tenure.live.tidying import answers
 from tenure.snapshots import read_snapshot, to_trace
@@ -97,7 +96,7 @@ def conclude(
         _try(missing, "the run's snapshot could not be explained", _explain, found, torch_version)
     found.highest = max(record.looks, key=lambda look: look.holders.live, default=None)
     if found.trace is not None:
-        _try(missing, "lines of live blocks are missing", _name_births, record, found.trace)
+        _try(missing, "lines of live blocks are missing", name_births, record, found.trace)
         _try(missing, "holders and blocks could not be brought together", _attribute, found)
     _shorten_births(record)
     found.by_site = _by_site(found.highest)
@@ -115,6 +114,7 @@ def conclude(
     return found
 
 
+NAMED = 3  # growth of up to so many times what a holder was seen to hold follows from that
 _LOUD = (Severity.ERROR, Severity.WARNING)
 
 
@@ -153,40 +153,6 @@ def _explain(found: Conclusion, torch_version: tuple[int, int] | None) -> None:
             found.explanation = explanation
         else:
             found.others[device] = explanation
-
-
-def _name_births(record: Record, trace: Trace) -> None:
-    """Gives storages whose making was not watched the line and the step that the trace has."""
-    born, gone = lifetimes(trace)
-    sites = Sites(trace)
-    by_address: dict[int, list[int]] = {}
-    for number, address in enumerate(trace.allocations.address.tolist()):
-        by_address.setdefault(address, []).append(number)
-    step_times = [mark.time for mark in record.steps]
-    for look in record.looks:
-        event = event_at(trace, look.time)
-        for holder in look.holders.holders:
-            if holder.storage in look.births or not holder.address:
-                continue
-            numbers = by_address.get(holder.address, ())
-            alive = [n for n in numbers if born[n] < event <= gone[n]]
-            if not alive:
-                continue
-            number = alive[-1]
-            frame = sites.table[int(sites.of_allocation[number])].user
-            lines = ((frame.file, frame.line, frame.name),) if frame else ()
-            time = int(trace.events.time_us[born[number]]) / 1e6 if born[number] >= 0 else 0.0
-            after = sum(1 for step in step_times if step > time)
-            # Each step ends with a backward pass, so passes since then are at least the steps.
-            passes = max(record.passes - after, 0)
-            look.births[holder.storage] = Birth(
-                -1 - number, holder.bytes, holder.device, lines, passes
-            )
-            if gone[number] < len(trace.events):
-                ended = int(trace.events.time_us[gone[number]]) / 1e6
-                over = sum(1 for step in step_times if step > ended)
-                look.births[holder.storage].fate = "backward"
-                look.births[holder.storage].fate_passes = max(record.passes - over, 0)
 
 
 def _shorten_births(record: Record) -> None:
@@ -243,15 +209,15 @@ def _of_device(finding: Finding, device: int) -> Finding:
 def merged(findings: list[Finding]) -> tuple[Finding, ...]:
     """One list: by severity, then by bytes; of two that say the same the more telling one.
 
-    What names a holder explains what a trace can only call growth, so growth of no more bytes
-    comes after it.
+    What names a holder explains what a trace can only call growth, so that comes after it; the
+    holder was seen before the end, with less.
     """
     holding = max((f.bytes for f in findings if f.code.startswith("holder.")), default=0)
     floors = [f for f in findings if f.code == "normal.floor"]
     kept = [f for f in findings if f not in floors[1:]]  # the first has the driver's figure
 
     def weight(finding: Finding) -> tuple[int, int, int]:
-        explained = finding.code == "growth" and finding.bytes <= 2 * holding
+        explained = finding.code == "growth" and finding.bytes <= NAMED * holding
         rank = _RANK[finding.severity]
         if finding.code.startswith("trace."):
             rank = 4

@@ -68,7 +68,6 @@ class GpuRecord:
         host: Pinned memory's counters at the end, PyTorch's names without ".current".
         use: Device -> what the driver says of it at the end.
         shared: What other processes got of this one's memory.
-        limbo: The most bytes seen that only another process held.
         calls: Function -> the script's calls of it.
         emptied: What empty_cache() returned after the script's end, in bytes, and its seconds;
             None if it was not tried.

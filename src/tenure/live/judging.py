@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LEAST = 1 << 16  # bytes below which nothing is worth a finding
 SHARE = 100  # ... nor below this part of the peak
 MANY = 3  # of the same line, or looks in a row
+AT_REST = frozenset({"step", "rising", "end"})  # looks between two steps
 SETTLED = 2  # steps after which what is live is that of a running loop
 SURVIVED = 2  # backward passes that saved tensors of one step do not outlive
 _NAMED = frozenset({Heading.VARIABLE, Heading.CONTAINER, Heading.GRAPH, Heading.CLOSURE})
@@ -353,19 +354,20 @@ def _risen(judge: _Judge) -> None:
     looks = judge.record.looks
     if rise is None or len(looks) < 2:
         return
-    last = looks[-1]
     before = next((look for look in looks if look.steps >= SETTLED), None)
-    if before is None or last.steps - before.steps < MANY:
+    if before is None:
         return
-    steps = last.steps - before.steps
-    for heading, code in _RISEN.items():
-        earlier = {key: _total(group) for key, group in _groups(before, [heading])}
-        for key, group in _groups(last, [heading]):
-            size = _total(group) - earlier.get(key, 0)
-            if size * MANY < rise.bytes_per_step * steps:
-                continue
-            title = f"{format_bytes(size)} more than {steps} steps before, and rising"
-            judge.add(_Case(code, key, size, title, _evidence(last, group)))
+    for look in looks:
+        steps = look.steps - before.steps
+        if steps < MANY or look.why not in AT_REST:  # a step holds its own graph and inputs
+            continue
+        for heading, code in _RISEN.items():
+            earlier = {key: _total(group) for key, group in _groups(before, [heading])}
+            for key, group in _groups(look, [heading]):
+                size = _total(group) - earlier.get(key, 0)
+                if size * MANY >= rise.bytes_per_step * steps:
+                    title = f"{format_bytes(size)} more than {steps} steps before, and rising"
+                    judge.add(_Case(code, key, size, title, _evidence(look, group)))
 
 
 def _without_line(key: str) -> str:

@@ -42,7 +42,7 @@ class Look:
     """Holders at one moment.
 
     Attributes:
-        why: What led to it: "peak", "collect", "often", "failed", "end".
+        why: What led to it: "peak", "collect", "often", "step", "rising", "failed", "end".
         operation: Operations that had run.
         passes: Backward passes begun.
         live: Live bytes as counted.

@@ -23,7 +23,7 @@ from tenure.live.frames import FrameCode, user_frames, user_lines
 from tenure.live.gpu import Gpu
 from tenure.live.pacing import Pace
 from tenure.live.record import Birth, Look, Record
-from tenure.live.stepping import StepMark, Steps
+from tenure.live.stepping import StepMark, Steps, rise_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,6 +41,7 @@ WATCHED_STEPS = 3  # steps whose operations are watched, on a GPU ...
 WATCHED_OPERATIONS = 50_000  # ... and operations of a script that makes no steps
 STEADY_SHARE = 0.01  # of the run after that, for looking
 MOST_LOOKS = 96  # kept
+FIRST_CHECK = 12  # steps after which it is seen whether live bytes rise, doubling each time
 NEAR = 0.97  # of the last step's height, for the third step to be looked at near its own
 
 
@@ -70,6 +71,7 @@ class Watch:
         self._step_peak = 0
         self._step_ended = time.time()
         self._step_begun = 0.0
+        self._next_check = FIRST_CHECK
         self._near = 0.0  # bytes at which the third step is looked at whatever it costs
         self._marked_by_hand = False
         self._mode: Any = None
@@ -187,7 +189,11 @@ class Watch:
         if number >= WATCHED_STEPS:
             self._become_steady(last)
             self._pace(seconds)
-            if allocated >= self._next:
+            if number >= self._next_check:
+                self._next_check *= 2
+                if rise_of(self.steps.marks) is not None:
+                    self.look("rising")  # what a function holds is gone when it has returned
+            elif allocated >= self._next:
                 self._next = allocated * HIGHER
                 self.look("step")
 
@@ -350,7 +356,7 @@ class Watch:
         return HIGHER + (self.record.looks[-1].holders.seconds if self.record.looks else 0.0)
 
     def _may_look(self, why: str) -> bool:
-        if why in {"end", "failed"}:
+        if why in {"end", "failed", "rising"}:
             return True
         if self._near and self.bytes >= self._near:
             self._near = 0.0
