@@ -174,6 +174,18 @@ def _sorted_embedding(count: int, each: int, rows: int, width: int) -> Iterator[
         yield Step("drop", name)
 
 
+@planned("_ctc_loss_backward")
+def _ctc_backward(call: Call) -> Iterator[Step]:
+    yield OUTPUTS
+    if on_card(call.result):
+        yield from once("backward sums", bytes_of(call.args[6]))
+
+
+@planned("_ctc_loss")
+def _ctc(_call: Call) -> Iterator[Step]:
+    yield OUTPUTS
+
+
 @planned("roll", confirmed=True)
 def _roll(call: Call) -> Iterator[Step]:
     shifts = call.args[1]

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from tenure.virtual.attentions import Request, choose
 from tenure.virtual.convolutions import is_channels_last, prefers_channels_last
+from tenure.virtual.shadow import value_of
 
 if TYPE_CHECKING:
     from tenure.virtual.card import Kernels
@@ -43,7 +44,60 @@ def overrides() -> dict[Any, Any]:
         _aten.convolution.default: _convolution,
         _aten.convolution_backward.default: _convolution_backward,
         **dict.fromkeys(_IN_PLACE, _written_in_place),
+        _aten._ctc_loss.default: _ctc_loss,
+        _aten._ctc_loss_backward.default: lambda _func, args, _: torch.empty_like(args[1]),
     }
+
+
+def _ctc_loss(_func: Any, args: Any, _kwargs: Any) -> Any:
+    """The loss of each sequence and what the backward needs, by the longest target."""
+    scores, targets, lengths = args[0], args[1], args[3]
+    if targets.dim() == 2:
+        longest = targets.shape[1]
+    else:
+        longest = max(lengths)
+    batch = scores.shape[1:-1]
+    kept = scores.new_empty((*batch, scores.shape[0], 2 * longest + 1))
+    return scores.new_empty(batch), kept
+
+
+def ctc_loss(original: Any) -> Any:
+    """A stand-in for torch.ctc_loss that takes the lengths as numbers, as a card gets them."""
+
+    def run(  # noqa: PLR0917  the signature is PyTorch's
+        scores: Any,
+        targets: Any,
+        lengths: Any,
+        target_lengths: Any,
+        blank: int = 0,
+        reduction: int = 1,
+        zero_infinity: bool = False,
+    ) -> Any:
+        if scores.device.type != "cuda":
+            return original(
+                scores, targets, lengths, target_lengths, blank, reduction, zero_infinity
+            )
+        batch = scores.shape[1] if scores.dim() == 3 else 1
+        steps = _numbers(lengths, scores.shape[0], batch)
+        longest = _numbers(target_lengths, targets.shape[-1], batch)
+        loss = _aten._ctc_loss.default(scores, targets, steps, longest, blank, zero_infinity)[0]
+        if zero_infinity:
+            loss = torch.where(loss == float("inf"), 0.0, loss)
+        if reduction == 1:
+            return (loss / torch.tensor(longest, device=loss.device).clamp_min(1)).mean()
+        return loss.sum() if reduction == 2 else loss
+
+    return run
+
+
+def _numbers(lengths: Any, otherwise: int, count: int) -> list[int]:
+    if not isinstance(lengths, torch.Tensor):
+        return list(lengths)
+    value = value_of(lengths)
+    if value is None:
+        return [otherwise] * count
+    with torch._C._DisableTorchDispatch():
+        return [int(n) for n in value.reshape(-1).tolist()]
 
 
 def _convolution(func: Any, args: Any, kwargs: Any) -> Any:

@@ -29,11 +29,19 @@ _PRODUCTS = frozenset(
 _OVERWRITES = frozenset(
     (_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.copy_.default)
 )
+_DECIDED_BY_ONE = {  # operators of truth values -> the value that decides alone
+    _aten.bitwise_and.Tensor: False,
+    _aten.logical_and.default: False,
+    _aten.bitwise_or.Tensor: True,
+    _aten.logical_or.default: True,
+}
 _MOST_INTEGERS = 20_000_000  # elements of a tensor whose values are kept
 _MOST_FLOATS = 4_096
-_MOST_DERIVED = 4_000_000  # floats that follow from known values, and not by a product
+_MOST_DERIVED = 10_000_000  # floats that follow from known values, and not by a product
 _PLAIN_INDEX = 7  # an index that means nothing special: a token that ends no text
 _LONGEST_WAIT = 1_000  # equal answers to one question before the other one is given
+# Functions of libraries in which a truth value means that work is left: of transformers.
+_ASK_WHETHER_TO_GO_ON = {"_beam_search"}
 _FINITE = "numbers are finite"
 _FINITE_GRADIENTS = "gradients are finite"
 _HOLDS = {_FINITE, _FINITE_GRADIENTS}  # in every run that is worth asking about
@@ -103,8 +111,9 @@ class Shadows:
             with torch._C._DisableTorchDispatch():
                 return value.item()
         if tensor.dtype is torch.bool:
-            times = self._assume("an unknown truth value is False")
-            return times % _LONGEST_WAIT == 0  # a loop may wait for it
+            goes_on = _caller().f_code.co_name in _ASK_WHETHER_TO_GO_ON
+            times = self._assume(f"an unknown truth value is {goes_on}")
+            return goes_on != (times % _LONGEST_WAIT == 0)  # a loop may wait for it
         if tensor.dtype.is_floating_point:
             self._assume("an unknown number is 1.0")
             return 1.0
@@ -273,14 +282,8 @@ class Shadows:
 
     def _assume(self, what: str) -> int:
         """Notes an assumption; how often it was made at this line."""
-        frame: Any = sys._getframe(1)
-        place = "?"
-        while frame is not None:
-            file = frame.f_code.co_filename
-            if not file.startswith(_PACKAGE) and "/torch/" not in file:
-                place = f"{file}:{frame.f_lineno}"
-                break
-            frame = frame.f_back
+        frame = _caller()
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
         text = f"{what}, at {place}"
         self.assumptions[text] += 1
         if self._handed is not None:
@@ -304,6 +307,17 @@ class Handed:
     def decided(self) -> None:
         """Notes that the script decided by it."""
         self._shadows.decisive.update(self.texts)
+
+
+def _caller() -> Any:
+    """The innermost frame that is neither ours nor PyTorch's."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_PACKAGE) and "/torch/" not in file:
+            break
+        frame = frame.f_back
+    return frame
 
 
 def value_of(tensor: Any) -> Any:
@@ -375,6 +389,8 @@ def _guess(func: Any, args: Any, outputs: list[Any]) -> None:
         _fill(outputs[0], func is _aten.eq.Tensor, _FINITE)
     elif func in {_aten.eq.Scalar, _aten.ne.Scalar} and args[1] in {float("inf"), -float("inf")}:
         _fill(outputs[0], func is _aten.ne.Scalar, _FINITE)
+    elif func in _DECIDED_BY_ONE:
+        _decide(outputs[0], [*map(value_of, args[:2])], _DECIDED_BY_ONE[func])
     elif func in {_aten.isnan.default, _aten.isinf.default}:
         _fill(outputs[0], False, _FINITE)
     elif func in {_aten.argmax.default, _aten.argmin.default}:
@@ -386,6 +402,17 @@ def _guess(func: Any, args: Any, outputs: list[Any]) -> None:
     elif func is _aten.topk.default:
         dim = args[2] if len(args) > 2 else -1
         _count_up(outputs[1], dim, args[0].shape[dim])
+
+
+def _decide(result: Any, values: list[Any], decisive: bool) -> None:
+    """A conjunction with what is False, or a disjunction with what is True, is known."""
+    known = next((v for v in values if v is not None and v.dtype is torch.bool), None)
+    if known is None:
+        return
+    with torch._C._DisableTorchDispatch():
+        decided = bool((known == decisive).all())
+    if decided:
+        _fill(result, decisive, getattr(known, _GUESS, ""))
 
 
 def _fill(tensor: Any, value: Any, guess: str) -> None:

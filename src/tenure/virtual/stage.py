@@ -107,6 +107,7 @@ class Stage:
             put(owner, "inference_mode", _InferenceMode)
         outside.paint(self.patches, self.shadows)
         put(fake_impl.FakeImplCtx, "new_dynamic_size", self._assumed_size)
+        put(torch, "ctc_loss", selection.ctc_loss(torch.ctc_loss))
         recurrent.paint(self.patches, self.tracker, self.shadows)
 
     def _assumed_size(self, *, min: int = 0, max: int | None = None) -> int:  # noqa: A002
