@@ -245,6 +245,7 @@ def test_out_of_memory_is_raised_in_the_script_where_the_card_would(tmp_path: Pa
     assert done.stdout == "4 Tried to allocate 1024.00 MiB\n"
     assert not value["verdict"]["fits"]
     assert value["verdict"]["failed_at"] == "fills.py:4 <module>"
+    assert value["verdict"]["caught"] and value["verdict"]["failures"] == 1
 
 
 @needs_torch

@@ -45,6 +45,7 @@ class Verdict:
         message: Of the first request that failed, as PyTorch words it.
         failed_at: The line that made it.
         failures: How many requests failed; the script may have caught some.
+        caught: Whether requests failed and the script ended well all the same.
         error: What else ended the script: its last line; empty if nothing did.
         error_at: The line of the script at which it ended.
         hint: Why, and what to try, where a virtual GPU is the reason.
@@ -66,6 +67,7 @@ class Verdict:
     message: str
     failed_at: str
     failures: int
+    caught: bool
     error: str
     error_at: str
     hint: str
@@ -90,6 +92,7 @@ class Verdict:
             "message": self.message,
             "failed_at": self.failed_at,
             "failures": self.failures,
+            "caught": self.caught,
             "error": self.error,
             "error_at": self.error_at,
             "hint": self.hint,
@@ -114,6 +117,8 @@ class Verdict:
         if self.failures:
             times = f" {self.failures:,} times, first" if self.failures > 1 else ""
             lines.append(f"  out of memory{times} at {self.failed_at}")
+        if self.caught:
+            lines.append("  the script caught the error and went on to its end")
         if self.error:
             lines.append(f"  it ended at {self.error_at or '?'} with {self.error}")
         if self.hint:
@@ -184,6 +189,7 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
         message=failed,
         failed_at=run.memory.failed_at,
         failures=run.memory.failures,
+        caught=bool(failed) and run.exit_code == 0,
         error="" if failed else run.error,
         error_at="" if failed else run.error_at,
         hint="" if failed else run.hint,
