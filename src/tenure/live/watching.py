@@ -41,6 +41,7 @@ WATCHED_STEPS = 3  # steps whose operations are watched, on a GPU ...
 WATCHED_OPERATIONS = 50_000  # ... and operations of a script that makes no steps
 STEADY_SHARE = 0.01  # of the run after that, for looking
 MOST_LOOKS = 96  # kept
+MOST_PINNED = 1000  # requests of pinned memory that are noted
 FIRST_CHECK = 12  # steps after which it is seen whether live bytes rise, doubling each time
 NEAR = 0.97  # of the last step's height, for the third step to be looked at near its own
 
@@ -250,7 +251,7 @@ class Watch:
 
     def _note_pinned(self, tensor: Any) -> None:
         try:
-            if tensor.device.type == "cpu":
+            if tensor.device.type == "cpu" and len(self.record.pinned) < MOST_PINNED:
                 self.record.pinned.append((tensor.untyped_storage().nbytes(), user_lines()))
         except (AttributeError, RuntimeError):
             return
