@@ -13,9 +13,10 @@ import pytest
 
 from tenure.cards import card_named
 from tenure.virtual import scratch
+from tenure.virtual.attentions import Request, choose
 from tenure.virtual.card import kernels_of
 from tenure.virtual.convolutions import Shape, is_channels_last, weight_workspace, workspace
-from test_virtual import needs_torch
+from test_virtual import needs_torch, run_virtually
 
 H200 = kernels_of(card_named("h200"))
 SCRIPTS = Path(__file__).parent / "virtual_scripts"
@@ -111,6 +112,67 @@ def test_flash_attention_splits_keys_only_where_queries_are_few() -> None:
     assert scratch.flash_splits(8, H200, queries=1, keys=8192, width=128) > 1
 
 
+# --- attention -----------------------------------------------------------------------------------
+
+
+class Shaped:
+    """As much of a tensor as the choice of a kernel looks at."""
+
+    def __init__(self, *shape: int, dtype: str = "bfloat16", strided: bool = False) -> None:
+        self.shape = shape
+        self.dtype = f"torch.{dtype}"
+        self.requires_grad = False
+        self._last = 2 if strided else 1
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        return 1
+
+    def stride(self, _dim: int) -> int:
+        return self._last
+
+    def element_size(self) -> int:
+        return 4 if self.dtype == "torch.float32" else 2
+
+
+def chosen(card: str = "h200", mask: Any = None, keys: Any = None, **more: Any) -> str:
+    causal, dropout = more.pop("causal", False), more.pop("dropout", 0.0)
+    without = more.pop("without", "")
+    query = Shaped(2, 8, *more.pop("shape", (128, 64)), **more)
+    keys = keys or query
+    allowed = frozenset({"cudnn", "flash", "efficient", "math"} - {without})
+    request = Request(query, keys, keys, mask, dropout, causal, True, allowed)
+    return choose(request, kernels_of(card_named(card)))
+
+
+def test_attention_is_chosen_as_the_card_would() -> None:
+    mask = Shaped(2, 1, 128, 128)
+    assert chosen() == "cudnn"
+    assert chosen("rtx4090") == chosen("a100") == chosen("rtx5090") == "flash"
+    assert chosen("t4") == "math"  # no bfloat16 there
+    assert chosen("t4", dtype="float16") == "efficient"
+    assert chosen(dtype="float32") == "efficient"
+    assert chosen(mask=mask) == "cudnn"
+    assert chosen("rtx4090", mask=mask) == "efficient"
+    assert chosen(without="cudnn") == "flash"
+
+
+def test_what_no_fused_kernel_can_do_takes_the_plain_path() -> None:
+    grouped = Shaped(2, 2, 128, 64)
+    assert chosen(keys=grouped) == "cudnn"
+    assert chosen("rtx4090", keys=grouped) == "flash"
+    assert chosen("rtx4090", keys=grouped, mask=Shaped(128, 128)) == "math"
+    assert chosen("rtx4090", keys=grouped, mask=Shaped(128, 128), without="math") == "cudnn"
+    assert chosen(shape=(128, 62)) == "flash"  # padded; cuDNN wants a multiple of 8
+    assert chosen(shape=(128, 62), mask=Shaped(128, 128)) == "math"
+    assert chosen(shape=(128, 512)) == "efficient"
+    assert chosen(strided=True) == "math"
+    assert chosen("rtx4090", causal=True, keys=Shaped(2, 8, 256, 64)) == "efficient"
+    assert chosen(shape=(1, 64), dropout=0.1, keys=Shaped(2, 8, 128, 64)) == "flash"
+
+
 # --- scripts -------------------------------------------------------------------------------------
 
 RUN = """
@@ -172,3 +234,22 @@ def test_nothing_is_assumed_without_being_said(results: dict[str, Any]) -> None:
     assert any("is chosen" in what for what in said), said
     assert any("finite" in what for what in results["handmade"]["verdict"]["assumptions"])
     assert any("gradients are finite" in w for w in results["scaler"]["verdict"]["assumptions"])
+
+
+@needs_torch
+def test_without_a_compiler_inference_runs_and_training_says_why_not(tmp_path: Path) -> None:
+    script = tmp_path / "infers.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Dropout()).cuda()\n"
+        "x = torch.randn(8, 64, device='cuda')\n"
+        "with torch.no_grad(): print(model(x).shape)\n"
+        "model(x).sum().backward()\n"
+    )
+    none = {"PATH": str(tmp_path), "CXX": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    _, done = run_virtually(tmp_path, script, **none)
+    assert done.stdout == "torch.Size([8, 64])\n"
+    assert done.returncode == 1
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith("tenure: no C++ compiler was found")
+    assert last.startswith("RuntimeError: no C++ compiler was found")

@@ -33,7 +33,7 @@ class Request:
         dropout: Probability.
         causal: Whether later keys are hidden.
         needs_gradient: Of any of the three.
-        allowed: Kernels that are switched on: of "cudnn", "flash", "efficient".
+        allowed: What is switched on: of "cudnn", "flash", "efficient", "math".
         deterministic: Whether only such kernels may run.
     """
 
@@ -59,7 +59,10 @@ def choose(request: Request, kernels: Kernels) -> str:
     if any(t.stride(-1) != 1 and t.shape[-1] != 1 for t in (query, key, value)):
         return "math"
     order = ["flash", "efficient"]
-    order.insert(0 if kernels.attention == "cudnn" else 2, "cudnn")
+    if kernels.attention == "cudnn":
+        order.insert(0, "cudnn")
+    elif "math" not in request.allowed:  # comes before cuDNN there
+        order.append("cudnn")
     fits = {"cudnn": _cudnn_can, "flash": _flash_can, "efficient": _efficient_can}
     for name in order:
         if name in request.allowed and fits[name](request, kernels):

@@ -224,6 +224,7 @@ def _allowed() -> frozenset[str]:
         "cudnn": torch._C._get_cudnn_sdp_enabled(),
         "flash": torch._C._get_flash_sdp_enabled(),
         "efficient": torch._C._get_mem_efficient_sdp_enabled(),
+        "math": torch._C._get_math_sdp_enabled(),
     }
     return frozenset(name for name, on in flags.items() if on)
 
