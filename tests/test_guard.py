@@ -245,6 +245,42 @@ def test_a_forked_process_is_not_watched() -> None:
     assert done.stdout.split() == ["0", "2"], done.stderr
 
 
+REGISTERED = """
+import torch
+from tenure.live.guards import guard
+from tenure.streams import Site, StreamId
+for how in ("free", "unregister", "done"):
+    with guard("report") as watch:
+        recorder, stream = watch._recorder, StreamId(0, 0)
+        host = torch.ones(8)
+        address = host.data_ptr()
+        recorder.registered.add(address)
+        use = recorder.use(host, writes=False)
+        recorder.host_keys.add(use.key)
+        recorder.launch(stream, [use], "copy_", Site("train.py", 7, "load"))
+        if how == "done":
+            recorder.host_waited_for(stream)
+        if how == "unregister":
+            recorder.unregistered(address)
+        use = None
+        del host
+    print(how, [f.code for f in watch.findings], watch.faults)
+"""
+
+
+@pytest.mark.skipif("torch" in MISSING, reason=MISSING or "runs")
+def test_memory_that_the_program_pinned_itself_is_not_freed_under_a_copy() -> None:
+    pytest.importorskip("torch")
+    done = subprocess.run(
+        [sys.executable, "-c", REGISTERED], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == [
+        "free ['stream.host_overwrite'] []",
+        "unregister ['stream.host_overwrite'] []",
+        "done [] []",
+    ], done.stderr
+
+
 HEARD = """
 import torch
 torch.cuda.current_device = lambda: 0

@@ -221,14 +221,6 @@ def test_what_autograd_used_on_another_stream_is_autograds_to_keep() -> None:
     assert checker.born(2, SIZE, MAIN, LINE[3]) == []
 
 
-def test_pinned_memory_freed_under_a_copy_is_told() -> None:
-    checker = Checker()
-    checker.born(1, SIZE, None, LINE[0])
-    checker.launch(SIDE, [Use(1, dense(0, SIZE), writes=False)], "copy_", LINE[1])
-    (race,) = checker.host_freed(1, "unregister", LINE[2])
-    assert (race.kind, race.stream, race.site) == (Kind.HOST, None, LINE[2])
-
-
 # --- order ---------------------------------------------------------------------------------------
 
 

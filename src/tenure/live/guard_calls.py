@@ -151,6 +151,13 @@ class Calls:
             before=recorder.resizes,
             after=lambda _result, storage, *_: recorder.resized(storage),
         )
+        runtime = getattr(torch._C, "_cudart", None)  # noqa: SLF001  cudart() would start CUDA
+        if runtime is not None:
+            register = recorder.registered.add
+            self._around(
+                runtime, "cudaHostRegister", after=lambda _, address, *_size: register(address)
+            )
+            self._around(runtime, "cudaHostUnregister", before=recorder.unregistered)
         if not recorder.device.real:
             # Neither reaches the dispatcher there.
             self._around(torch.Tensor, "record_stream", before=recorder.recorded)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -101,6 +102,7 @@ class Recorder:
         self.device = Device(self._new_stream)
         self.on = True
         self.pinned: set[int] = set()  # storages known to be pinned without asking
+        self.registered: set[int] = set()  # addresses pinned by cudaHostRegister
         self.host_keys: set[int] = set()  # storages of the host that copies may still touch
         self._after_use: dict[int, dict[StreamId, _AfterUse]] = {}
         self._references: dict[int, Any] = {}
@@ -173,6 +175,8 @@ class Recorder:
         key = storage._cdata
         if key not in self.checker.blocks:
             self._meet(storage, key, None, _BEFORE, "")
+            if self.registered and not tensor.is_cuda:
+                self.checker.blocks[key].address = storage.data_ptr()
             if self.mode is Mode.SYNC and tensor.is_cuda:
                 self._assume_written(key, StreamId(tensor.device.index or 0, 0))
         return Use(key, extent, writes)
@@ -311,6 +315,17 @@ class Recorder:
             if use is not None and use.key in self.host_keys:
                 self.host_access([use], "tolist", user_site())
 
+    def unregistered(self, address: int, *_: Any) -> None:
+        """The program is about to give up pinned memory that PyTorch does not look after."""
+        self.registered.discard(address)
+        for key in list(self.host_keys):
+            block = self.checker.blocks.get(key)
+            if block is not None and block.address == address:
+                self._host_loses(key, block, "cudaHostUnregister", user_site())
+
+    def _host_loses(self, key: int, block: Block, what: str, site: Site) -> None:
+        self.host_access([Use(key, dense(0, block.bytes), writes=True)], what, site)
+
     # --- births and deaths -----------------------------------------------------------------------
 
     def recorded(self, tensor: Any, stream: Any) -> bool:
@@ -369,7 +384,8 @@ class Recorder:
         block = self.checker.blocks.get(key)
         if block is None:
             return
-        alone = len(self.checker.clocks.streams) < 2  # nobody else can be using it
+        # With one stream nobody else can be using it.
+        alone = len(self.checker.clocks.streams) < 2 and key not in self.host_keys
         site = Site("", 0, "") if alone else user_site()
         if self._lock.acquire(blocking=False):
             self._lock.release()
@@ -385,6 +401,9 @@ class Recorder:
         block = self.checker.blocks.get(key)
         if block is None:
             return
+        if key in self.host_keys and block.address in self.registered:
+            with contextlib.suppress(RaceError):  # nothing can be raised where memory is freed
+                self._host_loses(key, block, "free", site)
         self.host_keys.discard(key)
         self.pinned.discard(key)
         if not self.capturing and block.owner is not None:

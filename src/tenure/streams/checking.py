@@ -184,18 +184,6 @@ class Checker:
             self.freed.add(freed)
         return freed
 
-    def host_freed(self, key: int, what: str, site: Site) -> list[Race]:
-        """Notes that memory of the host went, which nobody keeps until copies are done."""
-        block = self.blocks.pop(key, None)
-        if block is None:
-            return []
-        conflicts = [
-            Conflict(block, access, Kind.HOST, sure=True)
-            for access in block.accesses
-            if not self._known_done(access)
-        ]
-        return self.report(conflicts, None, what, site)
-
     def record_stream(self, key: int, stream: StreamId, site: Site) -> bool:
         """Notes that frees of a storage wait for a stream; whether that has an effect."""
         block = self.blocks.get(key)
