@@ -179,7 +179,7 @@ def run_script(
         change: Name of a change to make to what it does (`changes.CHANGES`).
 
     Raises:
-        UsageError: No such script, card or setting; no torch; no compiler.
+        UsageError: No such script, card or setting; no torch, or one that was not tried.
     """
     try:
         source = Path(script).read_bytes()
