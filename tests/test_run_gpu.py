@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import tenure
 from tenure.live import beyond
 from tenure.live.driver import DeviceUse, device_use
 from tenure.live.gpu import RING, Counters, Gpu, host_counters
@@ -123,6 +125,21 @@ def gpu(torch: FakeTorch) -> Gpu:
     found.arm()
     torch.first_use()
     return found
+
+
+def test_a_snapshot_that_the_script_takes_does_not_show_that_it_is_watched(
+    torch: FakeTorch,
+) -> None:
+    own = str(Path(tenure.__file__).parent / "live" / "watching.py")
+    frames = [{"filename": own}, {"filename": "train.py"}]
+    taken = {"device_traces": [[{"frames": frames}]], "segments": []}
+    torch._C._cuda_memorySnapshot = lambda _which: taken
+    found = Gpu()
+    found.arm()
+    torch.first_use()
+    torch._C._cuda_memorySnapshot(None)
+    found.disarm()
+    assert frames == [{"filename": "train.py"}]
 
 
 def test_nothing_is_asked_of_cuda_before_its_first_use(torch: FakeTorch) -> None:
@@ -258,6 +275,15 @@ def test_pinned_memory_that_is_cached_and_unused_is_named_with_its_line(torch: F
     assert any(
         "129.00 MiB at train.py:7 load, which takes 256.00 MiB" in t for t in finding.evidence
     )
+
+
+@pytest.mark.parametrize(("alive", "idle"), [(0, 256 * MIB), (129 * MIB, 0)])
+def test_pinned_memory_whose_tensors_are_gone_is_unused_whatever_the_counter_says(
+    alive: int, idle: int
+) -> None:
+    record = Record(pinned=[(129 * MIB, ())], pinned_alive=alive)
+    record.gpu.host = {"allocated_bytes": 256 * MIB, "active_bytes": 256 * MIB}
+    assert sum(one.bytes for one in beyond.findings_of(record, None)) == idle
 
 
 def test_an_empty_allocator_has_a_floor_that_is_the_drivers(torch: FakeTorch) -> None:

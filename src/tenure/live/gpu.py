@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure import _engine
 from tenure.live.driver import DeviceUse, device_use
+from tenure.live.own_frames import hide_own_frames
 from tenure.live.sharing import Shared, Sharing
 
 if TYPE_CHECKING:
@@ -120,6 +121,7 @@ class Gpu:
             for name, around in (
                 ("_cuda_resetPeakMemoryStats", self._around_reset),
                 ("_cuda_record_memory_history", self._around_history),
+                ("_cuda_memorySnapshot", self._around_snapshot),
                 ("_cuda_emptyCache", self._timed("empty_cache")),
                 ("_cuda_synchronize", self._timed("synchronize")),
                 ("_cuda_ipc_collect", self._timed("ipc_collect")),
@@ -293,6 +295,19 @@ class Gpu:
             return before(enabled, *rest, **kwargs)
 
         return record
+
+    def _around_snapshot(self, before: Any) -> Any:
+        """The script's own look at the history does not show that it is watched."""
+
+        @wraps(before)
+        def take(*args: Any, **kwargs: Any) -> Any:
+            snapshot = before(*args, **kwargs)
+            if self.recording and os.getpid() == self._process:
+                with _tried(self, "tenure's own frames could not be taken out of a snapshot"):
+                    hide_own_frames(snapshot)
+            return snapshot
+
+        return take
 
     def _timed(self, name: str) -> Callable[[Any], Any]:
         def around(before: Any) -> Any:

@@ -83,6 +83,7 @@ class Record:
         missing: What was not looked at, in sentences.
         steps: The optimizer's steps.
         pinned: Pinned host memory that was asked for: where, how many bytes.
+        pinned_alive: Bytes of it that tensors still use at the end.
         gpu: What was seen of the GPUs.
     """
 
@@ -99,4 +100,5 @@ class Record:
     device: str = "cpu"
     steps: list[StepMark] = field(default_factory=list)
     pinned: list[tuple[int, tuple[Site, ...]]] = field(default_factory=list)
+    pinned_alive: int = 0
     gpu: GpuRecord = field(default_factory=GpuRecord)

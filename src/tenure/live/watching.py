@@ -58,6 +58,7 @@ class Watch:
         self.steps = Steps()
         self.pace = Pace()
         self.started = False
+        self._pinned: list[Any] = []  # weak references to the storages of record.pinned
         self.races: Any = None
         self._races_found: list[Finding] = []
         self._next = float(LEAST)
@@ -108,6 +109,8 @@ class Watch:
         """Takes the end state of the GPUs, while the script's objects still live."""
         if self.started:
             self.gpu.finish()
+            alive = [one() for one in self._pinned]
+            self.record.pinned_alive = sum(one.nbytes() for one in alive if one is not None)
             if self.steps.count and not self.gpu.record.ooms:
                 self.gpu.try_empty_cache()
 
@@ -252,7 +255,9 @@ class Watch:
     def _note_pinned(self, tensor: Any) -> None:
         try:
             if tensor.device.type == "cpu" and len(self.record.pinned) < MOST_PINNED:
-                self.record.pinned.append((tensor.untyped_storage().nbytes(), user_lines()))
+                storage = tensor.untyped_storage()
+                self.record.pinned.append((storage.nbytes(), user_lines()))
+                self._pinned.append(weakref.ref(storage))
         except (AttributeError, RuntimeError):
             return
 
