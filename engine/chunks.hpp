@@ -31,7 +31,7 @@ struct Chunk {
 
 // When the work of freed blocks is over, without an event a free: each free on a stream gets the
 // next stamp, and an event recorded later covers every stamp so far.
-struct StreamClock {
+struct alignas(64) StreamClock {  // as a Home
     struct Mark {
         std::uint64_t stamp;
         EventHandle event;

@@ -24,7 +24,7 @@ struct LowerAddress {
 
 // The blocks of one pool half on one stream. PyTorch keeps all streams in one ordered set with the
 // stream as first key and never crosses it; homes sorted by stream give the same order.
-struct Home {
+struct alignas(64) Home {  // written beside other streams' (lane.hpp): shares no cache line
     PoolHalf* half = nullptr;
     Stream stream = 0;
     StreamClock* clock = nullptr;  // elastic rules only

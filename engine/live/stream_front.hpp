@@ -11,8 +11,7 @@
 
 namespace tenure::live {
 
-// On cache lines of its own: threads on different streams share none.
-class alignas(64) StreamFront {
+class StreamFront {
   public:
     StreamFront(Allocator& allocator, Stream stream)
         : stream(stream), lane(allocator.lane(stream)), allocator_(allocator) {}
@@ -62,7 +61,8 @@ class alignas(64) StreamFront {
                 }
     }
 
-    const Stream stream;
+    // On cache lines of its own: what one stream's threads write, others do not read.
+    alignas(64) const Stream stream;
     bool is_active = false;  // under the device's lock: among those that a Held has the locks of
     Lock lock;               // of all below
     Lane lane;
@@ -76,7 +76,7 @@ class alignas(64) StreamFront {
 
     Allocator& allocator_;
     std::atomic<bool> is_open_{false};
-    std::array<Range, 2> arenas_;
+    alignas(64) std::array<Range, 2> arenas_;  // read by all, hardly ever written
 };
 
 }  // namespace tenure::live
