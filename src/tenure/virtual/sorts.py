@@ -146,12 +146,13 @@ def _permutation(call: Call) -> Iterator[Step]:
     # Enough random bits that duplicates are rare: log2(n - (6 n^2 + 1) / (12 ln 0.9)).
     bits = min(64, math.ceil(math.log2(count - (6 * count**2 + 1) / (12 * math.log(0.9)))))
     key = 4 if bits <= 32 else 8
+    yield Step("take", "mask", 8)
     yield Step("take", "range", bytes_of(call.result))
     yield Step("take", "keys", count * key)
     yield Step("take", "sorted keys", count * key)
     value = call.result.element_size()
     yield from once("sort", scratch.radix_sort(count, bits, key=key, value=value))
-    for name in ("sorted keys", "keys", "range"):
+    for name in ("sorted keys", "keys", "range", "mask"):
         yield Step("drop", name)
 
 
