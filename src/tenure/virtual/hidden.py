@@ -174,6 +174,17 @@ def _sorted_embedding(count: int, each: int, rows: int, width: int) -> Iterator[
         yield Step("drop", name)
 
 
+@planned(
+    *("upsample_bilinear2d_backward", "upsample_nearest2d_backward", "grid_sampler_2d"),
+    *("upsample_bicubic2d_backward", "grid_sampler_2d_backward", "grid_sampler_3d"),
+)
+def _interpolation(call: Call) -> Iterator[Step]:
+    yield OUTPUTS
+    grad = call.args[0]
+    if "backward" in str(call.func) and on_card(grad) and not grad.is_contiguous():
+        yield from once("grad", bytes_of(grad))
+
+
 @planned("_ctc_loss_backward")
 def _ctc_backward(call: Call) -> Iterator[Step]:
     yield OUTPUTS
