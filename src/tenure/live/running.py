@@ -138,7 +138,8 @@ def _end(
 ) -> Run:
     """Stops watching, and reports once, in the process that ran the script."""
     if not watch.started:
-        watch.record.missing.append("torch was not imported: nothing was watched")
+        reason = "it ended there" if "torch" in sys.modules else "torch was not imported"
+        watch.record.missing.append(f"{reason}: nothing was watched")
     watch.stop()
     forked = os.getpid() != process
     run = Run(
