@@ -44,7 +44,8 @@ _LONGEST_WAIT = 1_000  # equal answers to one question before the other one is g
 _ASK_WHETHER_TO_GO_ON = {"_beam_search"}
 _FINITE = "numbers are finite"
 _FINITE_GRADIENTS = "gradients are finite"
-_HOLDS = {_FINITE, _FINITE_GRADIENTS}  # in every run that is worth asking about
+_WITHIN = "random numbers lie within their bounds"
+_HOLDS = {_FINITE, _FINITE_GRADIENTS, _WITHIN}  # in every run that is worth asking about
 _PACKAGE = str(Path(__file__).parent)
 _VALUE = "_tenure_value"
 _STALE = "_tenure_stale"
@@ -111,6 +112,9 @@ class Shadows:
             with torch._C._DisableTorchDispatch():
                 return value.item()
         if tensor.dtype is torch.bool:
+            if _is_asked_by("_no_grad_trunc_normal_"):  # torch.nn.init; draws again where not so
+                self._assume(_WITHIN)
+                return False
             goes_on = _caller().f_code.co_name in _ASK_WHETHER_TO_GO_ON
             times = self._assume(f"an unknown truth value is {goes_on}")
             return goes_on != (times % _LONGEST_WAIT == 0)  # a loop may wait for it
@@ -318,6 +322,18 @@ def _caller() -> Any:
             break
         frame = frame.f_back
     return frame
+
+
+def _is_asked_by(name: str) -> bool:
+    """Whether a function of that name is on the stack, inside PyTorch."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and (
+        frame.f_code.co_filename.startswith(_PACKAGE) or "/torch/" in frame.f_code.co_filename
+    ):
+        if frame.f_code.co_name == name:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def value_of(tensor: Any) -> Any:
