@@ -183,6 +183,24 @@ def test_no_pack_hook_is_run() -> None:
     del out
 
 
+def test_a_list_that_is_being_filled_is_named_as_such() -> None:
+    first: list[int] = []
+    seen: list[Any] = []
+
+    def piece(number: int) -> Any:
+        made = torch.ones(1000)
+        if number == 0:
+            first.append(made.untyped_storage()._cdata)
+        if number == 3:
+            seen.extend(h for h in holders(device="cpu").holders if h.storage == first[0])
+        return made
+
+    assert len([piece(number) for number in range(5)]) == 5
+    (one,) = seen
+    assert one.heading.value == "the running operation"
+    assert one.chain.startswith("a list that is being filled")
+
+
 def test_an_address_on_a_gpu_finds_the_storage_it_lies_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -282,15 +282,22 @@ def _unreached(found: Walk, lost: list[Any], device: str, deadline: float) -> li
     if not largest:
         return []
     cycles: dict[int, Cycle] = {}
+    filling: dict[int, str] = {}
     if found.complete:
         tensors = [tensor for _, (_, tensor) in largest]
         cycles = find_cycles(tensors, found.came, found.torch, deadline)
+        tensors[:] = [tensor for tensor in tensors if id(tensor) not in cycles]
+        if tensors and time.thread_time() < deadline:
+            filling = _being_filled(tensors, found.came, {id(tensors), id(lost)})
         tensors.clear()
     result = []
     for address, (size, tensor) in largest:
         cycle = cycles.get(id(tensor))
-        heading = Heading.CYCLE if cycle else Heading.UNKNOWN
-        chain = cycle.text if cycle else "no variable leads to it; held from C++ or a library"
+        heading, chain = Heading.UNKNOWN, "no variable leads to it; held from C++ or a library"
+        if cycle:
+            heading, chain = Heading.CYCLE, cycle.text
+        elif id(tensor) in filling:
+            heading, chain = Heading.OPERATION, filling[id(tensor)]
         place = str(tensor.device)
         result.append(
             Holder(
@@ -308,6 +315,25 @@ def _unreached(found: Walk, lost: list[Any], device: str, deadline: float) -> li
     storages.clear()
     largest.clear()
     return result
+
+
+def _being_filled(tensors: list[Any], reached: Mapping[int, Any], own: set[int]) -> dict[int, str]:
+    """Tensors in a container that only Python's evaluation holds, such as a list comprehension's.
+
+    Returns:
+        `id` of a tensor -> what it lies in.
+    """
+    wanted = {id(tensor) for tensor in tensors}
+    found = {}
+    for one in gc.get_referrers(*tensors):
+        kind = type(one)
+        if kind not in {list, dict, set} or id(one) in reached or id(one) in own:
+            continue
+        text = f"a {kind.__name__} that is being filled: no variable leads to it yet"
+        for item in list(one.values() if kind is dict else one):
+            if id(item) in wanted:
+                found[id(item)] = text
+    return found
 
 
 def _live_cycles(found: Walk, torch: Torch, device: str) -> tuple[tuple[str, int, Cycle], ...]:
