@@ -24,6 +24,8 @@ from tenure.virtual.card import kernels_of
 
 # As PyTorch writes them into a snapshot (engine/trace.hpp).
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 8
+_GROWS = frozenset((3, 5))  # segment_alloc, segment_map
+PENDING = 2  # state of a block (recording.py)
 
 _SHOWN = 5  # lines that hold most, in the message of an OutOfMemoryError
 _MANUAL = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
@@ -84,6 +86,10 @@ class Memory:
         self.stacks = array("q")
         self.stack_ids: dict[tuple[tuple[CodeType, int], ...], int] = {}
         self._live: dict[int, tuple[int, int, int]] = {}  # address -> bytes, stream, stack
+        self._pending: dict[int, tuple[int, int]] = {}  # freed, not completed: bytes, stream
+        self._segments: dict[int, int] = {}  # address of what was allocated or mapped -> stream
+        self._waiting = 0  # bytes of those that waited when last looked at
+        self._used = False  # whether any block was used by another stream than its own
         self._highest: dict[str, int] = {}
         self._shown: dict[CodeType, bool] = {}
         # A garbage collection inside one call may free tensors, which is another call.
@@ -116,6 +122,7 @@ class Memory:
                 raise self._failure(error, size, stream) from None
             stack = self._stack()
             self._live[address] = (size, stream, stack)
+            self._log_completed()
             self._log_segments(stream)
             self._record(ALLOC, address, size, stream, stack)
             return address
@@ -129,7 +136,8 @@ class Memory:
             size, stream, _ = found
             self.allocator.free(address)
             self._record(FREE_REQUESTED, address, size, stream)
-            self._record(FREE_COMPLETED, address, size, stream)
+            self._pending[address] = (size, stream)
+            self._log_completed(address)
             self._log_segments(stream)
 
     def record_stream(self, address: int, stream: int) -> None:
@@ -137,18 +145,21 @@ class Memory:
         with self._lock:
             if address in self._live:
                 self.allocator.record_stream(address, stream)
+                self._used = True
 
     def finish(self, *streams: int) -> None:
         """Lets all work on these streams be done."""
         with self._lock:
             for stream in streams:
                 self.allocator.finish(stream)
+            self._log_completed()
 
     def empty_cache(self) -> None:
         """Gives free segments back."""
         with self._lock:
             self.allocator.empty_cache()
-            self._log_segments(0)
+            self._log_completed()
+            self._log_segments()
 
     def set_limit(self, limit: int) -> None:
         """Sets the most bytes that may be reserved."""
@@ -189,6 +200,7 @@ class Memory:
 
     def _failure(self, error: OutOfMemoryError, size: int, stream: int) -> OutOfMemoryError:
         """The error that PyTorch would raise, and what was live, after it in the same text."""
+        self._log_completed()
         self._log_segments(stream)
         stack = self._stack()
         free = max(self.free_bytes(), 0)
@@ -237,9 +249,42 @@ class Memory:
             for places in self.stack_ids
         ]
 
-    def _log_segments(self, stream: int) -> None:
+    def _log_completed(self, freed: int = 0) -> None:
+        """Frees whose blocks no stream uses any more.
+
+        Args:
+            freed: Address of the block that was freed just now; 0 for none.
+        """
+        if not self._pending:
+            return
+        done = [freed] if freed else []
+        if self._used:
+            now = self.allocator.statistics()
+            waiting = now["active_bytes.all.current"] - now["allocated_bytes.all.current"]
+            if waiting != self._waiting:
+                self._waiting = waiting
+                still = {block[1] for block in self.allocator.blocks() if block[4] == PENDING}
+                done = [address for address in self._pending if address not in still]
+        for address in done:
+            size, stream = self._pending.pop(address)
+            self._record(FREE_COMPLETED, address, size, stream)
+
+    def _log_segments(self, stream: int = 0) -> None:
+        """What the engine asked of the device.
+
+        Args:
+            stream: For which it grew; what is given back tells its own.
+        """
         for action, address, size in self.allocator.segment_events():
-            self._record(action, address, size, stream)
+            if action in _GROWS:
+                self._segments[address] = stream
+                self._record(action, address, size, stream)
+                continue
+            owner = self._segments.get(address)
+            if owner is None:  # part of a mapped range
+                begin = max((a for a in self._segments if a < address), default=0)
+                owner = self._segments.get(begin, stream)
+            self._record(action, address, size, owner)
 
     def _record(self, action: int, address: int, size: int, stream: int, stack: int = -1) -> None:
         self.actions.append(action)
