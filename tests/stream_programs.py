@@ -176,7 +176,7 @@ def valid(steps: list[Step]) -> list[Step]:
         buffer = names.get(step.buffer, step.buffer)
         if step.what == "free":
             alive.discard(buffer)
-        program.append(step._replace(buffer=buffer, **cells))
+        program.append(step._replace(buffer=buffer, reads=cells["reads"], writes=cells["writes"]))
     return program
 
 

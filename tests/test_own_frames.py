@@ -32,9 +32,9 @@ FORWARD = [
 
 
 def test_the_scripts_frames_stay_and_those_of_tenure_and_its_caller_go() -> None:
-    snapshot = {"device_traces": [[{"action": "alloc", "frames": list(FORWARD)}]], "segments": []}
-    hide_own_frames(snapshot)
-    assert files(snapshot["device_traces"][0][0]["frames"]) == [
+    frames = list(FORWARD)
+    hide_own_frames({"device_traces": [[{"action": "alloc", "frames": frames}]], "segments": []})
+    assert files(frames) == [
         "/site/torch/nn/functional.py",
         "train.py",
         "train.py",
