@@ -1,4 +1,4 @@
-"""Each finding that explain or run can give has its page, and no page is about one that it cannot."""
+"""Each finding of explain or run has its page, and no page is about one that neither can give."""
 
 from __future__ import annotations
 
