@@ -38,6 +38,14 @@ SCRIPTS = {
         for _ in range(3):
             x = torch.ones(4 << 20)
     """,
+    "holder.view": """
+        import torch
+        batches = [torch.zeros(100_000, 16) for _ in range(4)]
+        first_rows = []
+        for b in batches:
+            first_rows.append(b[:10])
+        del batches, b
+    """,
     "holder.list": """
         import torch
         outs = []
@@ -133,6 +141,24 @@ def test_each_kind_of_holder_is_named_and_a_healthy_run_has_none(code: str, tmp_
     assert (code in codes) if code else not codes
     assert sum(row["bytes"] for row in value["holders"]["rows"]) == value["holders"]["live"]
     assert value["missing"] == []
+
+
+@needs_torch
+@pytest.mark.slow
+def test_one_sum_over_a_loop_is_told_once(tmp_path: Path) -> None:
+    text = """
+        import torch
+        model = torch.nn.Linear(400, 400)
+        def evaluate():
+            total = 0
+            for _ in range(100):
+                total = total + model(torch.randn(400, 400)).square().mean()
+            return total / 100
+        print(evaluate() > 0)
+    """
+    value = report(tmp_path, write(tmp_path, text))
+    (finding,) = [one for one in value["findings"] if one["code"] == "holder.graph"]
+    assert "total of evaluate" in finding["evidence"][0]
 
 
 @needs_torch

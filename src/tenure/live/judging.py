@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import itertools
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tenure.diagnoses import Advice, Finding, Severity
@@ -104,7 +104,7 @@ def judge(record: Record, *, failed: bool = False) -> tuple[Finding, ...]:
     _risen(judge)
     _collected(judge)
     order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NORMAL: 2, Severity.INFO: 3}
-    cases = sorted(judge.cases.values(), key=lambda c: (order[c.severity], -c.bytes))
+    cases = sorted(_joined(judge.cases.values()), key=lambda c: (order[c.severity], -c.bytes))
     shown: Counter[str] = Counter()
     findings = []
     for case in cases:
@@ -115,6 +115,27 @@ def judge(record: Record, *, failed: bool = False) -> tuple[Finding, ...]:
                 Finding(case.code, case.severity, case.bytes, case.title, case.evidence, advice)
             )
     return tuple(findings)
+
+
+def _joined(cases: Iterable[_Case]) -> list[_Case]:
+    """Takes what is on its way between two lines, under no name yet, for what had one before."""
+    joined = {id(case): case for case in cases}
+    named = {(c.code, _made_at(c)): c for c in joined.values() if _has_name(c)}
+    for case in list(joined.values()):
+        twin = None if _has_name(case) else named.get((case.code, _made_at(case)))
+        if twin is not None:
+            del joined[id(case)]
+            if case.bytes > joined[id(twin)].bytes:
+                joined[id(twin)] = replace(case, evidence=(twin.evidence[0], *case.evidence[1:]))
+    return list(joined.values())
+
+
+def _has_name(case: _Case) -> bool:
+    return not case.evidence[0].startswith("held by: .")
+
+
+def _made_at(case: _Case) -> str:
+    return next((text for text in case.evidence if text.startswith("made at: ")), "")
 
 
 def _groups(look: Look, headings: Iterable[Heading]) -> Iterator[tuple[str, list[Holder]]]:
@@ -302,7 +323,7 @@ def _copies(judge: _Judge, look: Look) -> None:
 
 
 def _views(judge: _Judge) -> None:
-    """Small views that pin large storages, seen more than once."""
+    """Small views that pin large storages: seen more than once, or gathered until the end."""
     seen: Counter[int] = Counter()
     for look in judge.record.looks:
         groups: dict[str, list[Holder]] = defaultdict(list)
@@ -313,9 +334,12 @@ def _views(judge: _Judge) -> None:
                 birth = look.births.get(holder.storage)
                 serial = birth.serial if birth is not None else -holder.storage
                 seen[serial] += 1
-                if seen[serial] > 1:
+                gathered = look.why == "end" and holder.heading is Heading.CONTAINER
+                if seen[serial] > 1 or gathered:
                     groups[_without_line(holder.key)].append(holder)
         for key, group in groups.items():
+            if len(group) == 1 and look.why == "end":
+                continue  # what the last step left
             hidden = sum(h.bytes - h.visible for h in group)
             visible = format_bytes(sum(h.visible for h in group))
             title = f"{format_bytes(hidden)} pinned by views that show only {visible}"
