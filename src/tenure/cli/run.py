@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from tenure.reports.holding import Holding
 
 
+_NO_RECORDING = (
+    "no GPU's allocator was recorded in this run; with --gpu h100 the script runs on a virtual one"
+)
+
+
 @click.command(
     "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
@@ -114,7 +119,7 @@ def _write_snapshot(_script: str, run: Run, _found: Any, target: str) -> None:
 
     data = run.record.gpu.snapshot if run.record else b""
     if not data:
-        raise UsageError(f"{target}: not written: there is no snapshot of this run")
+        raise UsageError(f"{target}: not written: {_NO_RECORDING}")
     if Path(target).suffix in {".xz", ".gz"}:
         import gzip
         import lzma
@@ -129,7 +134,7 @@ def _write_page(script: str, _run: Run, found: Any, target: str) -> None:
     from tenure.reports.page import page_html
 
     if found.explanation is None:
-        raise UsageError(f"{target}: not written: there is no snapshot of this run")
+        raise UsageError(f"{target}: not written: {_NO_RECORDING}")
     shown = replace(found.explanation, findings=found.findings)
     _write(target, page_html(shown, script).encode("utf-8", "backslashreplace"))
 
