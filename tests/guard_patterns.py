@@ -401,7 +401,7 @@ def under_run(pattern: Callable[[], None]) -> dict[str, Any]:
     """As `tenure run` does it; another dispatch mode is on meanwhile."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    from tenure.live.races import start
+    from tenure.live.guards.races import start
 
     before = torch.cuda.Stream.__dict__.get("__init__"), torch.Tensor.pin_memory
     races = start()
@@ -433,7 +433,7 @@ def begun_late() -> dict[str, Any]:
 
 def own_guard() -> dict[str, Any]:
     """A script under `tenure run` that has a guard of its own."""
-    from tenure.live.races import start
+    from tenure.live.guards.races import start
 
     races = start()
     torch.cuda.Stream()

@@ -8,10 +8,10 @@ import pytest
 from recorder import MIB, Recorder
 from tenure.lifetimes.chains import Heading
 from tenure.lifetimes.holders import Holder, Holders
-from tenure.live.attribution import ELSEWHERE, GRAPHS, ROUNDING, UNKNOWN, attribute, event_at
-from tenure.live.naming import name_births
-from tenure.live.record import Look, Record
-from tenure.live.stepping import StepMark
+from tenure.live.runs.attribution import ELSEWHERE, GRAPHS, ROUNDING, UNKNOWN, attribute, event_at
+from tenure.live.runs.naming import name_births
+from tenure.live.runs.record import Look, Record
+from tenure.live.runs.stepping import StepMark
 from tenure.settings import AllocatorSettings
 
 

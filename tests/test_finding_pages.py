@@ -17,7 +17,7 @@ def codes() -> set[str]:
     text = "".join(
         path.read_text(encoding="utf-8")
         for room in ROOMS
-        for path in sorted((ROOT / "src" / "tenure" / room).glob("*.py"))
+        for path in sorted((ROOT / "src" / "tenure" / room).rglob("*.py"))
     )
     return {code for code in CODE.findall(text) if "." in code or code in {"oom", "growth"}}
 

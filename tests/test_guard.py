@@ -19,7 +19,7 @@ import guard_patterns
 from shared_data import SHARED
 from tenure.diagnoses.racing import race_finding
 from tenure.errors import UsageError
-from tenure.live.guard_operators import Sort, plan_of
+from tenure.live.guards.operators import Sort, plan_of
 from tenure.streams import Checker, Site, StreamId, Use, dense
 from test_virtual import MISSING, needs_torch
 
@@ -247,7 +247,7 @@ def test_a_forked_process_is_not_watched() -> None:
 
 REGISTERED = """
 import torch
-from tenure.live.guards import guard
+from tenure.live.guards.guard import guard
 from tenure.streams import Site, StreamId
 for how in ("free", "unregister", "done"):
     with guard("report") as watch:
@@ -286,7 +286,7 @@ import torch
 torch.cuda.current_device = lambda: 0
 from torch.cuda import _gpu_trace as told
 import tenure
-from tenure.live.guards import guard
+from tenure.live.guards.guard import guard
 from tenure.streams import StreamId
 main, side = StreamId(0, 0), StreamId(0, 0x70)
 with guard("report") as watch:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shared_data import ABSENT, name_of, traces
-from tenure.live.lines import completed, with_lines
-from tenure.live.stepping import StepMark
+from tenure.live.runs.lines import completed, with_lines
+from tenure.live.runs.stepping import StepMark
 from tenure.snapshots import Events, read_snapshot, to_trace
 
 if TYPE_CHECKING:

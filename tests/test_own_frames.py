@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import tenure
-from tenure.live.own_frames import hide_own_frames
+from tenure.live.runs.own_frames import hide_own_frames
 
 OWN = str(Path(tenure.__file__).parent)
 
@@ -21,11 +21,11 @@ def files(frames: list[dict[str, Any]]) -> list[str]:
 
 FORWARD = [
     frame("/site/torch/_ops.py", "__call__"),
-    frame(f"{OWN}/live/watching.py", "__torch_dispatch__"),
+    frame(f"{OWN}/live/runs/watching.py", "__torch_dispatch__"),
     frame("/site/torch/nn/functional.py"),
     frame("train.py", "step"),
     frame("train.py", "<module>"),
-    frame(f"{OWN}/live/running.py", "run_script"),
+    frame(f"{OWN}/live/runs/running.py", "run_script"),
     frame(f"{OWN}/cli/run.py"),
     frame("/site/click/core.py"),
 ]

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tenure
-from tenure.live import beyond
-from tenure.live.driver import DeviceUse, device_use
-from tenure.live.gpu import RING, Counters, Gpu, host_counters
-from tenure.live.record import Record
-from tenure.live.sharing import Shared
+from tenure.live.runs import beyond
+from tenure.live.runs.driver import DeviceUse, device_use
+from tenure.live.runs.gpu import RING, Counters, Gpu, host_counters
+from tenure.live.runs.record import Record
+from tenure.live.runs.sharing import Shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable

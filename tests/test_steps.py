@@ -12,8 +12,8 @@ import pytest
 
 import tenure
 from tenure.live import steps
-from tenure.live.pacing import GAP, TRIED, Pace
-from tenure.live.stepping import MOST, StepMark, Steps, rise_of
+from tenure.live.runs.pacing import GAP, TRIED, Pace
+from tenure.live.runs.stepping import MOST, StepMark, Steps, rise_of
 
 MIB = 1 << 20
 

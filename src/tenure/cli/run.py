@@ -11,7 +11,7 @@ from tenure.cli.virtual_run import refuse_virtual_options, run_on_virtual_gpu, v
 from tenure.errors import TenureError, UsageError
 
 if TYPE_CHECKING:
-    from tenure.live.running import Run
+    from tenure.live.runs.running import Run
     from tenure.reports.holding import Holding
 
 
@@ -56,7 +56,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> int:
         for name in ("rules", "capacity", "conf"):
             if options[name]:
                 raise UsageError(f"--{name} goes with --live")
-    from tenure.live.running import run_script
+    from tenure.live.runs.running import run_script
 
     return run_script(
         script, arguments, lambda run: _report(script, run, options), before=_before(options)
@@ -87,7 +87,7 @@ def _report(script: str, run: Run, options: dict[str, Any]) -> None:
 
     if run.record is None:
         return
-    from tenure.live.concluding import conclude
+    from tenure.live.runs.concluding import conclude
 
     found = conclude(
         run.record,

@@ -1,8 +1,8 @@
-"""The engine as the allocator of this process: PyTorch, CuPy, Numba, one file each."""
+"""The engine as the allocator of this process; `runs` and `guards` watch what a process does."""
 
 from __future__ import annotations
 
-from tenure.live.guards import guard
+from tenure.live.guards.guard import guard
 from tenure.live.recording import dump_snapshot
 from tenure.live.snapshot import memory_snapshot
 from tenure.live.statistics import memory_stats

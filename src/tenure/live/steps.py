@@ -13,9 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tenure.live.gpu import counters_of
-from tenure.live.stepping import Rise, Steps, rise_of
-from tenure.live.watching import Watching
+from tenure.live.runs.gpu import counters_of
+from tenure.live.runs.stepping import Rise, Steps, rise_of
+from tenure.live.runs.watching import Watching
 from tenure.units import format_bytes
 
 _log = logging.getLogger("tenure")

@@ -17,12 +17,12 @@ from tenure.diagnoses.racing import (
     stranded_finding,
 )
 from tenure.errors import UsageError
-from tenure.live.guard_recorder import Inserted, Mode
+from tenure.live.guards.recorder import Inserted, Mode
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
-    from tenure.live.guard_calls import Calls
-    from tenure.live.guard_recorder import Recorder
+    from tenure.live.guards.calls import Calls
+    from tenure.live.guards.recorder import Recorder
 
 _active: list[Guard] = []
 
@@ -46,9 +46,9 @@ class Guard:
         if _active:
             raise UsageError(f'guard("{mode}"): a guard is on already; call its stop() first')
         importlib.import_module("torch")
-        from tenure.live.guard_calls import Calls
-        from tenure.live.guard_mode import Operators, dispatch_mode, push_below
-        from tenure.live.guard_recorder import Recorder
+        from tenure.live.guards.calls import Calls
+        from tenure.live.guards.mode import Operators, dispatch_mode, push_below
+        from tenure.live.guards.recorder import Recorder
 
         self.mode = mode
         self.outermost = outermost
@@ -81,7 +81,7 @@ class Guard:
         """Takes the guard off; what it found stays. A second call does nothing."""
         if self not in _active:
             return
-        from tenure.live.guard_mode import remove
+        from tenure.live.guards.mode import remove
 
         _active.remove(self)
         self._recorder.on = False

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.diagnoses import Finding, Severity, explain
 from tenure.lifetimes.edges import short_file
-from tenure.live import beyond
-from tenure.live.attribution import Attribution, attribute, event_at
-from tenure.live.judging import judge
-from tenure.live.lines import completed
-from tenure.live.naming import name_births
-from tenure.live.stepping import Rise, rise_of
-from tenure.live.tidying import answers
+from tenure.live.runs import beyond
+from tenure.live.runs.attribution import Attribution, attribute, event_at
+from tenure.live.runs.judging import judge
+from tenure.live.runs.lines import completed
+from tenure.live.runs.naming import name_births
+from tenure.live.runs.stepping import Rise, rise_of
+from tenure.live.runs.tidying import answers
 from tenure.snapshots import read_snapshot, to_trace
 from tenure.snapshots.loading import devices_with_content
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenure.diagnoses import Explanation
-    from tenure.live.record import Look, Record
+    from tenure.live.runs.record import Look, Record
     from tenure.traces import Trace
 
 _RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2, Severity.NORMAL: 3}

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.errors import BadInputError, TenureError, UsageError
 from tenure.lifetimes.sources import is_own
-from tenure.live.lookout import Lookout
-from tenure.live.watching import Watch
+from tenure.live.runs.lookout import Lookout
+from tenure.live.runs.watching import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tenure.diagnoses import Finding
-    from tenure.live.record import Record
+    from tenure.live.runs.record import Record
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 Frames = list[dict[str, Any]]
 
-_STARTER = "live/running.py"  # its frame called the script; what lies beyond called tenure
+_STARTER = "live/runs/running.py"  # its frame called the script; what lies beyond called tenure
 _CALLED = ("torch/_ops.py", "torch/utils/_python_dispatch.py")  # by a mode of ours
 
 

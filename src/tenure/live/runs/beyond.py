@@ -10,13 +10,13 @@ import numpy as np
 from tenure.diagnoses import Advice, Confidence, Finding, Severity
 from tenure.lifetimes import lifetimes, site_of
 from tenure.lifetimes.edges import short_file
-from tenure.live.attribution import event_at
+from tenure.live.runs.attribution import event_at
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
-    from tenure.live.record import Record
-    from tenure.live.sharing import Shared
-    from tenure.live.stepping import Rise
+    from tenure.live.runs.record import Record
+    from tenure.live.runs.sharing import Shared
+    from tenure.live.runs.stepping import Rise
     from tenure.traces import Trace
 
 LEAST_PINNED = 32 << 20  # bytes idle in pinned memory that are worth a word

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from tenure.live.guard_operators import (
+from tenure.live.guards.operators import (
     Plan,
     Sort,
     has_mask,
@@ -16,10 +16,10 @@ from tenure.live.guard_operators import (
     tensors_in,
     tensors_of,
 )
-from tenure.live.guard_sites import user_site
+from tenure.live.guards.sites import user_site
 
 if TYPE_CHECKING:
-    from tenure.live.guard_recorder import Recorder
+    from tenure.live.guards.recorder import Recorder
     from tenure.streams import Site, StreamId, Use
 
 _TRACED = frozenset({"FakeTensor", "FunctionalTensor"})  # tensors without data

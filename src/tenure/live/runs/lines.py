@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tenure.live.stepping import StepMark
+    from tenure.live.runs.stepping import StepMark
     from tenure.snapshots import Annotations, Events, Snapshot
 
 SLACK = 16  # events around the end of a step that may count to either

@@ -19,11 +19,11 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from tenure.lifetimes.holders import holders
-from tenure.live.frames import FrameCode, user_frames, user_lines
-from tenure.live.gpu import Gpu
-from tenure.live.pacing import Pace
-from tenure.live.record import Birth, Look, Record
-from tenure.live.stepping import StepMark, Steps, rise_of
+from tenure.live.runs.frames import FrameCode, user_frames, user_lines
+from tenure.live.runs.gpu import Gpu
+from tenure.live.runs.pacing import Pace
+from tenure.live.runs.record import Birth, Look, Record
+from tenure.live.runs.stepping import StepMark, Steps, rise_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -430,7 +430,7 @@ def _at_optimizer_steps(when: str, act: Callable[..., None]) -> Any:
 def _begin_races(missing: list[str]) -> Any:
     """Watches streams as well, once there are several."""
     try:
-        from tenure.live import races
+        from tenure.live.guards import races
 
         return races.start()
     except Exception as error:  # noqa: BLE001  the script must run, whatever is wrong here

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tenure.live.gpu import GpuRecord
+from tenure.live.runs.gpu import GpuRecord
 
 if TYPE_CHECKING:
     from tenure.lifetimes.holders import Holders
-    from tenure.live.frames import FrameCode, Site
-    from tenure.live.stepping import StepMark
+    from tenure.live.runs.frames import FrameCode, Site
+    from tenure.live.runs.stepping import StepMark
 
 
 @dataclass(slots=True)

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 from tenure.diagnoses import Advice, Finding, Severity
 from tenure.lifetimes.chains import Heading
 from tenure.lifetimes.edges import short_file
-from tenure.live.stepping import rise_of
+from tenure.live.runs.stepping import rise_of
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tenure.lifetimes.holders import Holder
-    from tenure.live.record import Birth, Look, Record
+    from tenure.live.runs.record import Birth, Look, Record
 
 LEAST = 1 << 16  # bytes below which nothing is worth a finding
 SHARE = 100  # ... nor below this part of the peak

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tenure.diagnoses import Finding
-    from tenure.live.record import Record
+    from tenure.live.runs.record import Record
 
 MATTERS = 0.01  # of the peak: less is no gain
 OFTEN = 0.5  # calls a step from which on the script does it "every step"

@@ -7,8 +7,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from tenure.live.guard_recorder import Mode
-from tenure.live.guards import Guard, guard_is_on
+from tenure.live.guards.guard import Guard, guard_is_on
+from tenure.live.guards.recorder import Mode
 
 if TYPE_CHECKING:
     from tenure.diagnoses import Finding

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.diagnoses.racing import race_finding
 from tenure.errors import RaceError
-from tenure.live.guard_device import Device
-from tenure.live.guard_operators import Plan, extent_of, storage_of
-from tenure.live.guard_sites import name_of_stream, user_site
+from tenure.live.guards.device import Device
+from tenure.live.guards.operators import Plan, extent_of, storage_of
+from tenure.live.guards.sites import name_of_stream, user_site
 from tenure.streams import Checker, PendingFrees, Site, StreamId, Use, dense
 
 if TYPE_CHECKING:

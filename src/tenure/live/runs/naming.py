@@ -7,12 +7,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from tenure.lifetimes import Sites, lifetimes
-from tenure.live.attribution import event_at
-from tenure.live.record import Birth
+from tenure.live.runs.attribution import event_at
+from tenure.live.runs.record import Birth
 
 if TYPE_CHECKING:
     from tenure.lifetimes.holders import Holder
-    from tenure.live.record import Look, Record
+    from tenure.live.runs.record import Look, Record
     from tenure.traces import Trace
 
 

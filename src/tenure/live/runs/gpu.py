@@ -17,9 +17,9 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tenure import _engine
-from tenure.live.driver import DeviceUse, device_use
-from tenure.live.own_frames import hide_own_frames
-from tenure.live.sharing import Shared, Sharing
+from tenure.live.runs.driver import DeviceUse, device_use
+from tenure.live.runs.own_frames import hide_own_frames
+from tenure.live.runs.sharing import Shared, Sharing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,7 +16,7 @@ from tenure.streams import StreamId
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenure.live.guard_recorder import Recorder
+    from tenure.live.guards.recorder import Recorder
 
 _STAMP = "_tenure_stamp"  # attribute of an event: what it comes after
 

@@ -1,0 +1,1 @@
+"""Watching what streams do to each other's memory, operator by operator."""

@@ -1,0 +1,1 @@
+"""A script that `tenure run` runs: what is recorded of it, and what that shows."""
