@@ -191,7 +191,8 @@ def _advice(evidence: Evidence, failed: OutOfMemory, *, within_reach: bool) -> t
         )
     advice.append(
         Advice(
-            f"with the settings as they are, the run needs {format_bytes(before.smallest_capacity)}"
+            "with the settings as they are, what was recorded needs "
+            f"{format_bytes(before.smallest_capacity)}"
         )
     )
     if failed.pending_would_fit:

@@ -173,8 +173,8 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
     allocated, reserved = _GUESSED if guessed else _PLAIN
     # Operators without a rule matter where what they may take reaches above the peak.
     beyond = max(run.reach - int(peak["allocated"] * (1 + allocated)), 0)
-    sure = not beyond and not run.decisive and not run.error
     failed = run.memory.failed
+    sure = not beyond and not run.decisive and (failed or not run.error)
     spans: list[tuple[int, int] | None] = [None, None]
     if not failed and not run.error:  # what was assumed may still hold
         spans = [
