@@ -12,6 +12,8 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 
 BIN := $(VENV)/bin
 CMAKE := $(BIN)/cmake
+# Files side by side, a process a core; a file's tests stay together and share what they made.
+PYTEST := $(BIN)/pytest -n auto --dist loadfile
 CONFIGURE := $(CMAKE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S .
 # libFuzzer comes with clang; without it the fuzz targets run under a plain driver.
 CLANG = $(if $(shell command -v clang++),-DCMAKE_CXX_COMPILER=clang++)
@@ -48,7 +50,7 @@ demo: $(VENV)/installed ## Explain the trace that the package carries, then a re
 build: $(VENV)/installed ## Build the package and install it into the virtual environment
 
 test: $(VENV)/installed ## Run the Python tests, without the slow ones
-	$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 lint: $(VENV)/ready ## Check formatting, style and types of Python and C++
 	$(BIN)/ruff check .
@@ -102,7 +104,7 @@ browser: ## Install chromium for the page's tests, where root and apt allow it
 		echo "no chromium: the page's tests will be skipped"
 
 check: lint layout engine-test sanitize browser $(VENV)/installed ## All of the above that needs no GPU, and all Python tests
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 clean: ## Remove the virtual environment and everything built
 	rm -rf $(VENV) $(BUILD) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
