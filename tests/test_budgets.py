@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ def run_pytest(folder: Path, text: str, *options: str) -> subprocess.CompletedPr
     """What a pytest says that runs one file with the plugin, in a project of its own."""
     (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\n")
     (folder / "test_it.py").write_text(text)
-    command = [sys.executable, "-m", "pytest", "-p", "tenure.testing.plugin", "-q", *options]
+    installed = any(point.name == "tenure" for point in entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "tenure.testing.plugin"]
+    command = [sys.executable, "-m", "pytest", *plugin, "-q", *options]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, timeout=600
     )
