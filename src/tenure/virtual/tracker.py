@@ -27,7 +27,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
     Attributes:
         memory: Where requests go.
         kernels: The card's.
-        unmodelled: Operators known to take memory that is not modelled, with how often they ran.
         operators: How often each operator ran.
     """
 
@@ -36,7 +35,6 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         self.memory = memory
         self.kernels = kernels
         self.stream: Callable[[], int] = lambda: 0
-        self.unmodelled: dict[str, int] = {}
         self.operators: dict[Any, int] = {}
         self._overrides: dict[Any, list[Callable[..., Any]]] = {}
         self.after: list[Callable[..., None]] = []
