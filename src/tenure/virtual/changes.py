@@ -88,7 +88,7 @@ def make(name: str) -> Iterator[None]:
     if not name:
         yield
         return
-    from tenure.virtual.stage import Patches
+    from tenure.patches import Patches
 
     patches = Patches()
     handles = _MAKERS[name](patches)

@@ -14,9 +14,9 @@ import torch.cuda
 import torch.cuda.memory
 
 if TYPE_CHECKING:
+    from tenure.patches import Patches
     from tenure.virtual.card import Kernels
     from tenure.virtual.memory import Memory
-    from tenure.virtual.stage import Patches
     from tenure.virtual.tracker import Tracker
 
 

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_map
 from tenure.virtual.shadow import value_of
 
 if TYPE_CHECKING:
+    from tenure.patches import Patches
     from tenure.virtual.shadow import Shadows
-    from tenure.virtual.stage import Patches
 
 _MAGIC = b"tenure: tensors of a virtual GPU, without data\n"
 

@@ -18,9 +18,9 @@ from tenure.virtual.hidden import RECURRENT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenure.patches import Patches
     from tenure.virtual.card import Kernels
     from tenure.virtual.shadow import Shadows
-    from tenure.virtual.stage import Patches
     from tenure.virtual.tracker import Tracker
 
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}

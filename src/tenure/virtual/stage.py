@@ -12,6 +12,7 @@ import torch
 from torch._library import fake_impl
 from torch._subclasses import fake_tensor
 
+from tenure.patches import Patches
 from tenure.virtual import face, outside, recurrent, selection
 from tenure.virtual.card import kernels_of
 from tenure.virtual.shadow import Shadows
@@ -24,28 +25,6 @@ if TYPE_CHECKING:
     from tenure.virtual.memory import Memory
 
 _kernels: list[Any] = []  # registered once a process: PyTorch takes none twice
-
-
-class Patches:
-    """Attributes replaced for a while."""
-
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any, bool]] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replaces an attribute until `undo`."""
-        own = name in vars(owner)
-        self._before.append((owner, name, vars(owner).get(name), own))
-        setattr(owner, name, value)
-
-    def undo(self) -> None:
-        """Puts everything back, last first."""
-        while self._before:
-            owner, name, value, own = self._before.pop()
-            if own:
-                setattr(owner, name, value)
-            else:
-                delattr(owner, name)
 
 
 class Stage:

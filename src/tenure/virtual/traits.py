@@ -54,7 +54,7 @@ def watch(traits: Traits, steps: int) -> Iterator[None]:
     import torch
     import torch.utils.checkpoint
 
-    from tenure.virtual.stage import Patches
+    from tenure.patches import Patches
 
     made: Counter[int] = Counter()
 

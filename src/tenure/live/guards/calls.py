@@ -11,6 +11,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tenure.patches import Patches
 from tenure.streams import StreamId
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Calls:
         self.recorder = recorder
         self.hears_all = False
         self._torch: Any = sys.modules["torch"]
-        self._before: list[tuple[Any, str, Any, bool]] = []
+        self._patches = Patches()
         self._heard: list[tuple[Any, Any]] = []
         self._handles: dict[int, int] = {}  # raw handle of a stream -> its device
 
@@ -46,12 +47,7 @@ class Calls:
 
     def undo(self) -> None:
         """Puts everything back."""
-        while self._before:
-            owner, name, value, own = self._before.pop()
-            if own:
-                setattr(owner, name, value)
-            else:
-                delattr(owner, name)
+        self._patches.undo()
         while self._heard:
             registry, callback = self._heard.pop()
             if callback in registry.callback_list:
@@ -81,9 +77,7 @@ class Calls:
                 quietly(after, result, *values)
             return result
 
-        own = name in vars(owner)
-        self._before.append((owner, name, vars(owner).get(name), own))
-        setattr(owner, name, replaced)
+        self._patches.set(owner, name, replaced)
 
     def _events(self) -> None:
         recorder, kind = self.recorder, self._torch.cuda.Event

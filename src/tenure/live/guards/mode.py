@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from tenure.live.dispatch import watching_mode
 from tenure.live.guards.operators import (
     Plan,
     Sort,
@@ -232,19 +233,8 @@ def _index(target: Any, recorder: Recorder, source: StreamId | None = None) -> i
 
 def dispatch_mode(operators: Operators) -> Any:
     """A dispatch mode that hands every operator to `operators`."""
-    from torch.utils._python_dispatch import TorchDispatchMode
 
-    class GuardMode(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-        supports_higher_order_operators = True
-
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            return False
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
-
+    class GuardMode(watching_mode()):  # type: ignore[misc, unused-ignore]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenure.live.guards.guard import Guard, guard_is_on
 from tenure.live.guards.recorder import Mode
+from tenure.patches import Patches
 
 if TYPE_CHECKING:
     from tenure.diagnoses import Finding
@@ -28,7 +29,7 @@ class Races:
         self._guard: Guard | None = None
         self._faults: list[str] = []
         self._thread = threading.get_ident()
-        self._before: list[tuple[Any, str, Any]] = []
+        self._patches = Patches()
         stream = self._torch.cuda.Stream
         self._wake_at(stream, "__new__" if "__new__" in vars(stream) else "__init__")
         self._wake_at(self._torch.Tensor, "pin_memory")
@@ -49,7 +50,7 @@ class Races:
 
     def stop(self) -> None:
         """Stops watching; what was found stays."""
-        self._disarm()
+        self._patches.undo()
         if self._guard is not None:
             self._guard.stop()
 
@@ -62,14 +63,13 @@ class Races:
                 return getattr(owner, name)(*args, **named)  # the guard's own, or the original
             return original(*args, **named)
 
-        self._before.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, staticmethod(waking) if name == "__new__" else waking)
+        self._patches.set(owner, name, staticmethod(waking) if name == "__new__" else waking)
 
     def _wake(self) -> bool:
         """Begins to watch; False in a thread that cannot be watched, where the next one may."""
         if threading.get_ident() != self._thread:
             return False
-        self._disarm()
+        self._patches.undo()
         if guard_is_on():  # the script has its own
             return True
         try:
@@ -77,14 +77,6 @@ class Races:
         except Exception as error:  # noqa: BLE001  the script must run, whatever is wrong here
             self._faults.append(f"not watched: {type(error).__name__}: {error}")
         return True
-
-    def _disarm(self) -> None:
-        while self._before:
-            owner, name, value = self._before.pop()
-            if value is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
 
 
 def start() -> Races:

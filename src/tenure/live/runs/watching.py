@@ -19,6 +19,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from tenure.lifetimes.holders import holders
+from tenure.live.dispatch import watching_mode
 from tenure.live.runs.frames import FrameCode, user_frames, user_lines
 from tenure.live.runs.gpu import Gpu
 from tenure.live.runs.pacing import Pace
@@ -449,20 +450,7 @@ def _end_races(races: Any, missing: list[str]) -> list[Finding]:
 
 
 def _mode_of(watch: Watch) -> Any:
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Mode(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-        supports_higher_order_operators = True
-
-        @classmethod
-        def _should_skip_dynamo(cls) -> bool:
-            # True would import torch._dynamo under the script's frames, which then stay alive.
-            return False
-
-        @classmethod
-        def ignore_compile_internals(cls) -> bool:
-            return True
-
+    class Mode(watching_mode()):  # type: ignore[misc, unused-ignore]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
