@@ -6,11 +6,21 @@
 Every configuration runs in a process of its own; one JSON line a case goes to standard output, what
 went wrong to standard error. FILE is a script that is called as `FILE NAME FOLDER`, writes
 FOLDER/NAME.json with its "steps", and takes a limit from LIMIT_GIB.
+
+Processes that run a workload get ready side by side (imports, CUDA), and then take turns: only one
+uses the GPU. Step times are compared step by step, the least of all repetitions each, since the
+steps of one workload differ in size. One repetition more is made with deterministic settings: its
+losses must be native's to the last bit.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
+import atexit
+import fcntl
+import hashlib
+import importlib
 import itertools
 import json
 import os
@@ -20,6 +30,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +50,7 @@ LARGE = [MIB * i for i in range(2, 200)]
 SIZES = {"small": SMALL, "mixed": SMALL + [MIB * i for i in range(1, 60)], "large": LARGE}
 ROUNDS = 3
 LONGEST = 240  # seconds, for one process
-LIMITS = (None, 1.02, 1.05)  # times the live peak
+READY = 6  # processes that get ready side by side
 
 
 def install(configuration: str, **options: Any) -> bool:
@@ -123,70 +136,183 @@ def report(configuration: str, case: str, figures: list[float]) -> None:
 # --- workloads -----------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Job:
+    """One process that runs a workload.
+
+    Attributes:
+        limit: Times the live peak that may be reserved; None without a limit.
+        limit_gib: The same in GiB.
+        exact: With deterministic settings, and its losses noted.
+    """
+
+    name: str
+    configuration: str
+    limit: float | None = None
+    limit_gib: float | None = None
+    exact: bool = False
+
+
 def workload(configuration: str, file: str, name: str, folder: str) -> None:
-    """Runs the script as it is, in this process."""
-    if install(configuration):
-        import atexit
+    """Runs the script as it is, in this process, once it is this process's turn."""
+    from tenure import _engine
 
-        from tenure import _engine
+    import_all_of(file)
+    ours = install(configuration)
+    import torch
 
-        def tell() -> None:
-            print(json.dumps({"elastic": _engine.Live.elastic_statistics(0)}), flush=True)
+    torch.cuda.init()
+    losses: list[str] = []
+    if os.environ.get("EXACT"):
+        note_losses(torch, losses)
+    notes: dict[str, Any] = {}
 
-        atexit.register(tell)
+    def tell() -> None:
+        if ours:
+            notes["elastic"] = _engine.Live.elastic_statistics(0)
+        notes["losses"] = losses
+        print(json.dumps({"notes": notes}), flush=True)
+
+    atexit.register(tell)
     sys.argv = [file, name, folder]
-    runpy.run_path(file, run_name="__main__")
+    with Path(os.environ["TURN"]).open("w") as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        runpy.run_path(file, run_name="__main__")
 
 
-def one_workload(configuration: str, file: str, name: str, limit_gib: float | None) -> Any:
+def import_all_of(file: str) -> None:
+    """Imports what the script names, so that no process imports while it has the GPU."""
+    for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
+        with suppress(ImportError, AttributeError):
+            if isinstance(node, ast.Import):
+                for one in node.names:
+                    importlib.import_module(one.name)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                module = importlib.import_module(node.module)
+                for one in node.names:
+                    getattr(module, one.name)
+
+
+def note_losses(torch: Any, losses: list[str]) -> None:
+    """Every backward's loss, to the bit."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    backward = torch.Tensor.backward
+
+    def noting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        losses.append(self.item().hex())
+        return backward(self, *args, **kwargs)
+
+    torch.Tensor.backward = noting
+
+
+def result_of(job: Job, file: str, turn: Path) -> dict[str, Any] | None:
     """What the script noted, from a process of its own; None if it failed."""
-    extra = {"HISTORY": "0"} | ({} if limit_gib is None else {"LIMIT_GIB": str(limit_gib)})
+    extra = {"HISTORY": "0", "TURN": str(turn)}
+    if job.limit_gib is not None:
+        extra["LIMIT_GIB"] = str(job.limit_gib)
+    if job.exact:
+        extra |= {"EXACT": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     with tempfile.TemporaryDirectory() as folder:
-        done = child(["workload", configuration, file, name, folder], configuration, extra)
-        path = Path(folder) / f"{name}.json"
+        arguments = ["workload", job.configuration, file, job.name, folder]
+        done = child(arguments, job.configuration, extra)
+        path = Path(folder) / f"{job.name}.json"
         if not path.exists():
-            print(f"{configuration} {name}: no result\n{done[-1500:]}", file=sys.stderr)
             return None
-        result = json.loads(path.read_text(encoding="utf-8"))
-    result["elastic"] = next(
-        (json.loads(x)["elastic"] for x in done.splitlines() if x.startswith('{"elastic"')), None
-    )
-    return result
+        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    notes = next((x for x in done.splitlines() if x.startswith('{"notes"')), '{"notes": {}}')
+    return result | json.loads(notes)["notes"]
 
 
-def summary_of(result: Any) -> dict[str, Any]:
-    """Step time, peaks and what went wrong."""
+def facts_of(job: Job, result: dict[str, Any] | None) -> dict[str, Any]:
+    """Step times, peaks and what went wrong."""
+    line: dict[str, Any] = {key: value for key, value in asdict(job).items() if value is not None}
+    if result is None:
+        return line | {"failed": True}
     steps = result["steps"]
-    failed = any(step["label"] == "oom" for step in steps)
     marks = [step["seconds"] for step in steps if step["label"].startswith(("step", "request"))]
-    times = [b - a for a, b in itertools.pairwise(marks)]
     last = [step for step in steps if "num_alloc_retries" in step][-1]
-    return {
-        "oom": failed,
-        "step_ms": round(1000 * statistics.median(times), 2) if times else None,
-        "total_s": round(marks[-1] - marks[0], 2) if marks else None,
+    elastic = result.get("elastic") or {}
+    return line | {
+        "oom": any(step["label"] == "oom" for step in steps),
+        "steps_ms": [round(1000 * (b - a), 2) for a, b in itertools.pairwise(marks)],
         "live_gib": round(last["active_bytes.all.peak"] / GIB, 3),
+        "live": last["active_bytes.all.peak"],
         "reserved_gib": round(last["reserved_bytes.all.peak"] / GIB, 3),
         "retries": last["num_alloc_retries"],
-        "elastic": result["elastic"],
+        "elastic": {k: elastic[k] for k in ("moves", "waits") if k in elastic},
+        "losses": digest(result.get("losses") or []),
     }
 
 
-def workloads(file: str, names: list[str], configurations: list[str]) -> None:
+def digest(losses: list[str]) -> str:
+    """Their number, and a short hash of every bit of them."""
+    return f"{len(losses)}:{hashlib.sha256(' '.join(losses).encode()).hexdigest()[:12]}"
+
+
+def ratio(ones: list[list[float]], others: list[list[float]]) -> float | None:
+    """Times as long, by the median over the steps; each step at its best."""
+    if not ones or not others:
+        return None
+    best, other_best = ([min(times) for times in zip(*runs, strict=False)]
+                        for runs in (ones, others))  # fmt: skip
+    ratios = [a / b for a, b in zip(best[1:], other_best[1:], strict=False)]
+    return round(statistics.median(ratios), 4) if ratios else None
+
+
+def conclusion(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """A workload's line: times native, times its own unlimited run, and whether losses agree."""
+    times: dict[tuple[str, float | None], list[list[float]]] = {}
+    losses = {}
+    for line in lines:
+        if line["name"] != name or line.get("failed") or line["oom"]:
+            continue
+        if line["exact"]:
+            losses[line["configuration"]] = line["losses"]
+        else:
+            key = line["configuration"], line.get("limit")
+            times.setdefault(key, []).append(line["steps_ms"])
+    native = losses.pop("native", None)
+    return {
+        "workload": name,
+        "times_native": {c: ratio(runs, times.get(("native", None), []))
+                         for (c, limit), runs in times.items() if limit is None},
+        "times_unlimited": {f"{c} {limit}": ratio(runs, times.get((c, None), []))
+                            for (c, limit), runs in times.items() if limit is not None},
+        "native_losses": native,
+        "losses_equal": {c: one == native for c, one in losses.items()},
+    }  # fmt: skip
+
+
+def workloads(
+    file: str,
+    names: list[str],
+    configurations: list[str],
+    limits: list[float],
+    repetitions: int,
+) -> None:
     """Each workload without a limit and near its live peak, under each configuration."""
+    free = [Job(name, c) for _ in range(repetitions) for name in names for c in configurations]
+    exact = [Job(name, c, exact=True) for name in names for c in configurations
+             if c == "native" or c.startswith("tenure")]  # fmt: skip
+    lines: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(READY) as pool:
+
+        def run(job: Job) -> None:
+            line = facts_of(job, result_of(job, file, Path(folder) / "turn"))
+            lines.append(line)
+            print(json.dumps(line), flush=True)
+
+        list(pool.map(run, free + exact))
+        live = {x["name"]: x["live"] for x in lines
+                if x["configuration"] == configurations[0]
+                and not (x["exact"] or x.get("failed"))}  # fmt: skip
+        limited = [Job(name, c, limit, limit * live[name] / GIB)
+                   for limit in limits for name in names if name in live
+                   for c in configurations]  # fmt: skip
+        again = [job for job in limited if job.configuration.startswith("tenure")]
+        list(pool.map(run, limited + again))
     for name in names:
-        live_gib = None
-        for limit in LIMITS:
-            for configuration in configurations:
-                gib = None if limit is None or live_gib is None else limit * live_gib
-                result = one_workload(configuration, file, name, gib)
-                if result is None:
-                    continue
-                facts = summary_of(result)
-                if limit is None and configuration == "native":
-                    live_gib = facts["live_gib"]
-                line = {"workload": name, "configuration": configuration, "limit": limit, **facts}
-                print(json.dumps(line), flush=True)
+        print(json.dumps(conclusion(name, lines)), flush=True)
 
 
 # --- processes -----------------------------------------------------------------------------------
@@ -220,6 +346,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--only", help="configurations, separated by commas")
+    parser.add_argument("--limits", help="times the live peak, separated by commas")
+    parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("what", choices=("pairs", "workload"))
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_args()
@@ -229,7 +357,8 @@ def main() -> None:
     chosen = options.only.split(",") if options.only else list(CONFIGURATIONS)
     if options.what == "workload":
         file, *names = options.arguments
-        workloads(file, names, chosen)
+        limits = [float(x) for x in (options.limits or "1.02").split(",")]
+        workloads(file, names, chosen, limits, options.repetitions)
         return
     for configuration in chosen:
         printed = child(["pairs", configuration], configuration)
