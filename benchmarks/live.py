@@ -7,18 +7,17 @@ Every configuration runs in a process of its own; one JSON line a case goes to s
 went wrong to standard error. FILE is a script that is called as `FILE NAME FOLDER`, writes
 FOLDER/NAME.json with its "steps", and takes a limit from LIMIT_GIB.
 
-Processes that run a workload get ready side by side (imports, CUDA), and then take turns: only one
-uses the GPU. Step times are compared step by step, the least of all repetitions each, since the
-steps of one workload differ in size. One repetition more is made with deterministic settings: its
-losses must be native's to the last bit.
+Processes that run a workload get ready side by side (imports, CUDA), and then take turns: while one
+runs, the others wait. Step times are compared step by step, the least of all rounds each, since the
+steps of one workload differ in size. One run more is made with deterministic settings, of native
+two: its losses must be native's to the last bit, where native's are its own.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import atexit
-import fcntl
+import gc
 import hashlib
 import importlib
 import itertools
@@ -30,7 +29,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -50,7 +48,7 @@ LARGE = [MIB * i for i in range(2, 200)]
 SIZES = {"small": SMALL, "mixed": SMALL + [MIB * i for i in range(1, 60)], "large": LARGE}
 ROUNDS = 3
 LONGEST = 240  # seconds, for one process
-READY = 6  # processes that get ready side by side
+READY = 9  # processes that get ready side by side
 
 
 def install(configuration: str, **options: Any) -> bool:
@@ -141,6 +139,7 @@ class Job:
     """One process that runs a workload.
 
     Attributes:
+        rounds: Times that it does so.
         limit: Times the live peak that may be reserved; None without a limit.
         limit_gib: The same in GiB.
         exact: With deterministic settings, and its losses noted.
@@ -148,15 +147,14 @@ class Job:
 
     name: str
     configuration: str
+    rounds: int = 1
     limit: float | None = None
     limit_gib: float | None = None
     exact: bool = False
 
 
-def workload(configuration: str, file: str, name: str, folder: str) -> None:
+def workload(configuration: str, file: str, name: str, folder: str, rounds: str) -> None:
     """Runs the script as it is, in this process, once it is this process's turn."""
-    from tenure import _engine
-
     import_all_of(file)
     ours = install(configuration)
     import torch
@@ -165,23 +163,26 @@ def workload(configuration: str, file: str, name: str, folder: str) -> None:
     losses: list[str] = []
     if os.environ.get("EXACT"):
         note_losses(torch, losses)
-    notes: dict[str, Any] = {}
-
-    def tell() -> None:
-        if ours:
-            notes["elastic"] = _engine.Live.elastic_statistics(0)
-        notes["losses"] = losses
-        print(json.dumps({"notes": notes}), flush=True)
-
-    atexit.register(tell)
+    print("ready", flush=True)
+    sys.stdin.readline()
     sys.argv = [file, name, folder]
-    with Path(os.environ["TURN"]).open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    runs = []
+    for _ in range(int(rounds)):
         runpy.run_path(file, run_name="__main__")
+        runs.append(json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8"))["steps"])
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    notes: dict[str, Any] = {"runs": runs, "losses": losses}
+    if ours:
+        from tenure import _engine
+
+        notes["elastic"] = _engine.Live.elastic_statistics(0)
+    print(json.dumps({"notes": notes}), flush=True)
 
 
 def import_all_of(file: str) -> None:
-    """Imports what the script names, so that no process imports while it has the GPU."""
+    """Imports what the script names, so that no process imports while another is measured."""
     for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
         with suppress(ImportError, AttributeError):
             if isinstance(node, ast.Import):
@@ -205,42 +206,80 @@ def note_losses(torch: Any, losses: list[str]) -> None:
     torch.Tensor.backward = noting
 
 
-def result_of(job: Job, file: str, turn: Path) -> dict[str, Any] | None:
-    """What the script noted, from a process of its own; None if it failed."""
-    extra = {"HISTORY": "0", "TURN": str(turn)}
+def take_turns(jobs: list[Job], file: str) -> list[dict[str, Any]]:
+    """What each job noted, a line each; those of a batch get ready side by side."""
+    lines = []
+    for begin in range(0, len(jobs), READY):
+        with tempfile.TemporaryDirectory() as folder:
+            batch = []
+            for number, job in enumerate(jobs[begin : begin + READY]):
+                own = Path(folder, str(number))
+                own.mkdir()
+                batch.append((job, own, started(job, file, own)))
+            for _, _, process in batch:
+                printed: Any = process.stdout
+                while printed.readline() not in {"ready\n", ""}:
+                    pass
+            for job, own, process in batch:
+                line = facts_of(job, notes_of(process))
+                if line.get("failed"):
+                    text = (own / "errors").read_text(encoding="utf-8", errors="replace")
+                    print(f"{job}: {text[-1500:]}", file=sys.stderr, flush=True)
+                lines.append(line)
+                print(json.dumps(line), flush=True)
+    return lines
+
+
+def started(job: Job, file: str, own: Path) -> subprocess.Popen[str]:
+    """The job's process, getting ready."""
+    extra = {"HISTORY": "0"}
     if job.limit_gib is not None:
         extra["LIMIT_GIB"] = str(job.limit_gib)
     if job.exact:
         extra |= {"EXACT": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["workload", job.configuration, file, job.name, folder]
-        done = child(arguments, job.configuration, extra)
-        path = Path(folder) / f"{job.name}.json"
-        if not path.exists():
-            return None
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    notes = next((x for x in done.splitlines() if x.startswith('{"notes"')), '{"notes": {}}')
-    return result | json.loads(notes)["notes"]
+    arguments = ["workload", job.configuration, file, job.name, str(own), str(job.rounds)]
+    return subprocess.Popen(
+        [sys.executable, __file__, "--here", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=(own / "errors").open("w", encoding="utf-8"),
+        text=True,
+        env=environment_of(job.configuration, extra),
+    )
 
 
-def facts_of(job: Job, result: dict[str, Any] | None) -> dict[str, Any]:
+def notes_of(process: subprocess.Popen[str]) -> dict[str, Any] | None:
+    """Lets a process that is ready run; None if it failed."""
+    try:
+        printed, _ = process.communicate("go\n", timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        printed = ""
+    for text in printed.splitlines():
+        if text.startswith('{"notes"'):
+            notes: dict[str, Any] = json.loads(text)["notes"]
+            return notes
+    return None
+
+
+def facts_of(job: Job, notes: dict[str, Any] | None) -> dict[str, Any]:
     """Step times, peaks and what went wrong."""
     line: dict[str, Any] = {key: value for key, value in asdict(job).items() if value is not None}
-    if result is None:
+    if notes is None:
         return line | {"failed": True}
-    steps = result["steps"]
-    marks = [step["seconds"] for step in steps if step["label"].startswith(("step", "request"))]
-    last = [step for step in steps if "num_alloc_retries" in step][-1]
-    elastic = result.get("elastic") or {}
+    times = []
+    for steps in notes["runs"]:
+        marks = [step["seconds"] for step in steps if step["label"].startswith(("step", "request"))]
+        times.append([round(1000 * (b - a), 2) for a, b in itertools.pairwise(marks)])
+    last = [step for step in notes["runs"][0] if "num_alloc_retries" in step][-1]
+    elastic = notes.get("elastic") or {}
     return line | {
-        "oom": any(step["label"] == "oom" for step in steps),
-        "steps_ms": [round(1000 * (b - a), 2) for a, b in itertools.pairwise(marks)],
-        "live_gib": round(last["active_bytes.all.peak"] / GIB, 3),
+        "steps_ms": times,
         "live": last["active_bytes.all.peak"],
-        "reserved_gib": round(last["reserved_bytes.all.peak"] / GIB, 3),
+        "reserved": last["reserved_bytes.all.peak"],
         "retries": last["num_alloc_retries"],
-        "elastic": {k: elastic[k] for k in ("moves", "waits") if k in elastic},
-        "losses": digest(result.get("losses") or []),
+        "elastic": {key: value for key, value in elastic.items() if value},
+        "losses": digest(notes["losses"]),
     }
 
 
@@ -262,55 +301,42 @@ def ratio(ones: list[list[float]], others: list[list[float]]) -> float | None:
 def conclusion(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """A workload's line: times native, times its own unlimited run, and whether losses agree."""
     times: dict[tuple[str, float | None], list[list[float]]] = {}
-    losses = {}
+    losses: dict[str, list[str]] = {}
     for line in lines:
-        if line["name"] != name or line.get("failed") or line["oom"]:
+        if line["name"] != name or line.get("failed"):
             continue
         if line["exact"]:
-            losses[line["configuration"]] = line["losses"]
+            losses.setdefault(line["configuration"], []).append(line["losses"])
         else:
-            key = line["configuration"], line.get("limit")
-            times.setdefault(key, []).append(line["steps_ms"])
-    native = losses.pop("native", None)
+            times.setdefault((line["configuration"], line.get("limit")), []).extend(
+                line["steps_ms"]
+            )
+    native = times.get(("native", None), [])
     return {
         "workload": name,
-        "times_native": {c: ratio(runs, times.get(("native", None), []))
-                         for (c, limit), runs in times.items() if limit is None},
+        "times_native": {c: ratio(runs, native) for (c, limit), runs in times.items()
+                         if limit is None},
+        "native_again": ratio(native[1::2], native[::2]),
         "times_unlimited": {f"{c} {limit}": ratio(runs, times.get((c, None), []))
                             for (c, limit), runs in times.items() if limit is not None},
-        "native_losses": native,
-        "losses_equal": {c: one == native for c, one in losses.items()},
+        "losses": losses,
     }  # fmt: skip
 
 
-def workloads(
-    file: str,
-    names: list[str],
-    configurations: list[str],
-    limits: list[float],
-    repetitions: int,
-) -> None:
+def workloads(file: str, names: list[str], chosen: list[str], options: argparse.Namespace) -> None:
     """Each workload without a limit and near its live peak, under each configuration."""
-    free = [Job(name, c) for _ in range(repetitions) for name in names for c in configurations]
-    exact = [Job(name, c, exact=True) for name in names for c in configurations
-             if c == "native" or c.startswith("tenure")]  # fmt: skip
-    lines: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(READY) as pool:
-
-        def run(job: Job) -> None:
-            line = facts_of(job, result_of(job, file, Path(folder) / "turn"))
-            lines.append(line)
-            print(json.dumps(line), flush=True)
-
-        list(pool.map(run, free + exact))
-        live = {x["name"]: x["live"] for x in lines
-                if x["configuration"] == configurations[0]
-                and not (x["exact"] or x.get("failed"))}  # fmt: skip
-        limited = [Job(name, c, limit, limit * live[name] / GIB)
-                   for limit in limits for name in names if name in live
-                   for c in configurations]  # fmt: skip
-        again = [job for job in limited if job.configuration.startswith("tenure")]
-        list(pool.map(run, limited + again))
+    ours = [c for c in chosen if c.startswith("tenure")]
+    jobs = [Job(name, c, options.rounds) for _ in range(options.repetitions)
+            for name in names for c in chosen]  # fmt: skip
+    jobs += [Job(name, c, exact=True) for name in options.exact.split(",") if name
+             for c in ("native", "native", *ours)]  # fmt: skip
+    lines = take_turns(jobs, file)
+    live = {x["name"]: x["live"] for x in lines
+            if x["configuration"] == chosen[0] and not (x["exact"] or x.get("failed"))}  # fmt: skip
+    jobs = [Job(name, c, 1, limit, limit * live[name] / GIB)
+            for limit in map(float, options.limits.split(",")) for name in names if name in live
+            for c in (*chosen, *ours)]  # fmt: skip
+    lines += take_turns(jobs, file)
     for name in names:
         print(json.dumps(conclusion(name, lines)), flush=True)
 
@@ -318,12 +344,17 @@ def workloads(
 # --- processes -----------------------------------------------------------------------------------
 
 
-def child(arguments: list[str], configuration: str, extra: dict[str, str] | None = None) -> str:
-    """Runs this file again under a configuration; what it printed."""
-    environment = {**os.environ, **(extra or {})}
+def environment_of(configuration: str, extra: dict[str, str]) -> dict[str, str]:
+    """This process's, with the configuration's settings and no others."""
+    environment = {**os.environ, **extra}
     environment.pop("PYTORCH_CUDA_ALLOC_CONF", None)
     if CONFIGURATIONS[configuration]:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = CONFIGURATIONS[configuration]
+    return environment
+
+
+def child(arguments: list[str], configuration: str) -> str:
+    """Runs this file again under a configuration; what it printed."""
     command = [sys.executable, __file__, "--here", *arguments]
     try:
         done = subprocess.run(
@@ -331,7 +362,7 @@ def child(arguments: list[str], configuration: str, extra: dict[str, str] | None
             capture_output=True,
             text=True,
             timeout=LONGEST,
-            env=environment,
+            env=environment_of(configuration, {}),
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -346,8 +377,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--only", help="configurations, separated by commas")
-    parser.add_argument("--limits", help="times the live peak, separated by commas")
-    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--limits", default="1.02", help="times the live peak, by commas")
+    parser.add_argument("--repetitions", type=int, default=2, help="processes of each kind")
+    parser.add_argument("--rounds", type=int, default=3, help="of a workload in each process")
+    parser.add_argument("--exact", default="", help="workloads whose losses are compared")
     parser.add_argument("what", choices=("pairs", "workload"))
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_args()
@@ -357,8 +390,7 @@ def main() -> None:
     chosen = options.only.split(",") if options.only else list(CONFIGURATIONS)
     if options.what == "workload":
         file, *names = options.arguments
-        limits = [float(x) for x in (options.limits or "1.02").split(",")]
-        workloads(file, names, chosen, limits, options.repetitions)
+        workloads(file, names, chosen, options)
         return
     for configuration in chosen:
         printed = child(["pairs", configuration], configuration)
