@@ -340,10 +340,11 @@ def workloads(file: str, names: list[str], chosen: list[str], options: argparse.
     jobs += [Job(name, c, exact=True) for name in options.exact.split(",") if name
              for c in ("native", "native", *ours)]  # fmt: skip
     lines = take_turns(jobs, file)
+    limits = [float(one) for one in options.limits.split(",") if one]
     live = {x["name"]: x["live"] for x in lines
             if x["configuration"] == chosen[0] and not (x["exact"] or x.get("failed"))}  # fmt: skip
     jobs = [Job(name, c, 1, limit, limit * live[name] / GIB)
-            for limit in map(float, options.limits.split(",")) for name in names if name in live
+            for limit in limits for name in names if name in live
             for c in (*chosen, *ours)]  # fmt: skip
     lines += take_turns(jobs, file)
     for name in names:
