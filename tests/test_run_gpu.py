@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ import pytest
 
 import tenure
 from tenure.live.runs import beyond
+from tenure.live.runs.counting import Counters, host_counters
 from tenure.live.runs.driver import DeviceUse, device_use
-from tenure.live.runs.gpu import RING, Counters, Gpu, host_counters
+from tenure.live.runs.gpu import RING, Gpu
 from tenure.live.runs.record import Record
 from tenure.live.runs.sharing import Shared
+from tenure.live.runs.watching import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -75,6 +78,7 @@ class FakeTorch(SimpleNamespace):
             _cuda_ipc_collect=lambda: None,
             _cuda_getAllocatorBackend=lambda: self.backend,
             _cuda_attach_out_of_memory_observer=self.observers.append,
+            _current_autograd_node=lambda: None,
         )
         memory = SimpleNamespace(
             _record_memory_history=record_history,
@@ -88,6 +92,7 @@ class FakeTorch(SimpleNamespace):
             _lazy_call=self.queued.append,
             device_count=lambda: 1,
             is_initialized=lambda: True,
+            is_current_stream_capturing=lambda: False,
             mem_get_info=lambda _device: (1000 * MIB, 2000 * MIB),
             get_device_properties=lambda _device: SimpleNamespace(),
             empty_cache=lambda: None,
@@ -306,3 +311,160 @@ def test_a_shared_blocks_receivers_are_named() -> None:
     record.gpu.shared = (Shared(1, MIB, "cuda:0", MIB, ("17 (Process-1)",), 1.0),)
     (finding,) = beyond.findings_of(record, None)
     assert any("17 (Process-1)" in text for text in finding.evidence)
+
+
+# --- rests of the recording ---------------------------------------------------------------------
+
+
+def events(torch: FakeTorch, *sizes: int) -> None:
+    """What the next snapshot shows: so many bytes allocated, one after the other."""
+    trace = [{"action": "alloc", "size": size, "time_us": 1} for size in sizes]
+    block = {"state": "active_allocated", "size": sum(sizes), "requested_size": sum(sizes)}
+    segment = {"device": 0, "total_size": sum(sizes), "blocks": [block]}
+    torch.cuda.memory._snapshot = lambda: {
+        **EMPTY,
+        "device_traces": [list(trace)],
+        "segments": [segment],
+    }
+
+
+def shown(gpu: Gpu) -> list[dict[str, Any]]:
+    trace: list[dict[str, Any]] = pickle.loads(gpu.record.snapshot)["device_traces"][0]
+    return trace
+
+
+def test_a_rest_keeps_what_was_recorded_and_stops_pytorchs_history(
+    torch: FakeTorch, gpu: Gpu
+) -> None:
+    events(torch, 5, 6)
+    gpu.rest(news=True)
+    assert torch.history[-1][0] is None
+    events(torch, 1)
+    gpu.finish()
+    assert [one["size"] for one in shown(gpu)] == [5, 6]
+
+
+def test_recording_goes_on_anew_and_the_higher_part_is_kept(torch: FakeTorch, gpu: Gpu) -> None:
+    events(torch, 5, 6)
+    gpu.rest(news=True)
+    gpu.go_on()
+    assert torch.history[-1] == ("all", "all", "python", RING, True)
+    assert gpu.record.window is not None
+    events(torch, 4)
+    gpu.rest(news=True)
+    assert [one["size"] for one in shown(gpu)] == [5, 6]
+    gpu.go_on()
+    events(torch, 50)
+    gpu.finish()
+    assert [one["size"] for one in shown(gpu)] == [50]
+    assert gpu.record.window.begun > gpu.record.begun
+
+
+def test_an_out_of_memory_in_a_rest_is_kept_with_its_line(torch: FakeTorch, gpu: Gpu) -> None:
+    events(torch, 500)
+    gpu.rest(news=True)
+    events(torch)
+    torch.observers[0](0, 7 * MIB, 2000 * MIB, 3 * MIB)
+    gpu.finish()
+    assert gpu.record.window is not None
+    assert gpu.record.window.out_of_memory
+    (event,) = shown(gpu)
+    assert (event["action"], event["size"], event["device_free"]) == ("oom", 7 * MIB, 3 * MIB)
+    assert event["frames"][0]["filename"] == __file__
+
+
+def test_recording_does_not_rest_near_the_limit(torch: FakeTorch, gpu: Gpu) -> None:
+    gpu.mark()
+    assert gpu.may_rest()
+    torch.cuda.mem_get_info = lambda _device: (20 * MIB, 2000 * MIB)  # others have the rest
+    assert not gpu.may_rest()
+    torch.cuda.mem_get_info = lambda _device: (1000 * MIB, 2000 * MIB)
+    torch.cuda.memory.get_per_process_memory_fraction = lambda _device: 150 / 2000
+    assert not gpu.may_rest()
+
+
+def test_recording_does_not_rest_while_a_graph_is_captured(torch: FakeTorch, gpu: Gpu) -> None:
+    torch.cuda.is_current_stream_capturing = lambda: True
+    gpu.mark()
+    assert not gpu.may_rest()
+
+
+def test_recording_does_not_rest_while_the_script_wants_a_history(
+    torch: FakeTorch, gpu: Gpu
+) -> None:
+    gpu.mark()
+    torch.cuda.memory._record_memory_history("all")
+    assert not gpu.may_rest()
+    torch.cuda.memory._record_memory_history(None)
+    assert gpu.may_rest()
+
+
+def test_steps_that_repeat_end_the_recording_and_one_that_rises_begins_it(
+    torch: FakeTorch,
+) -> None:
+    watch = Watch()
+    watch.gpu.arm()
+    torch.first_use()
+    watch.record.device = "cuda"
+    for _ in range(20):
+        watch.stepped()
+    assert [call[0] for call in torch.history] == ["all", None]
+    torch.stats["allocated_bytes"] += MIB
+    watch.stepped()
+    assert [call[0] for call in torch.history] == ["all", None, "all"]
+    for _ in range(20):
+        watch.stepped()
+    watch.stop()
+    assert [call[0] for call in torch.history] == ["all", None, "all", None]
+    assert watch.record.gpu.recorded.startswith("Recorded: steps 1 to 4 and 22 to 23. 34 others")
+    assert watch.record.gpu.stacks == ""
+
+
+def test_what_takes_much_longer_than_a_step_is_recorded(
+    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tenure.live.runs.overdue.LEAST", 0.05)
+    watch = Watch()
+    watch.started = True
+    watch.gpu.arm()
+    torch.first_use()
+    watch.record.device = "cuda"
+    for _ in range(5):
+        watch.stepped()
+    for _ in range(1000):
+        if torch.history[-1][0] is not None:
+            break
+        time.sleep(0.01)
+    assert [call[0] for call in torch.history] == ["all", None, "all"]
+    watch.stop()
+
+
+def test_a_script_that_wants_a_history_in_a_rest_gets_it(torch: FakeTorch, gpu: Gpu) -> None:
+    gpu.rest(news=True)
+    torch.cuda.memory._record_memory_history("all")
+    assert torch.history[-1][0] == "all"
+    assert not gpu.resting
+
+
+def test_the_old_way_to_ask_for_a_history_does_not_end_ours(torch: FakeTorch) -> None:
+    asked: list[Any] = []
+    torch._C._cuda_record_memory_history_legacy = lambda *rest: asked.append(rest)
+    found = Gpu()
+    found.arm()
+    torch.first_use()
+    torch._C._cuda_record_memory_history_legacy(False, True, 1)
+    torch._C._cuda_record_memory_history_legacy(True, True, 100)
+    assert asked == []
+    assert [one[0] for one in torch.history] == ["all", "all"]
+    found.disarm()
+
+
+def test_a_history_that_cannot_be_stopped_costs_one_sentence(torch: FakeTorch, gpu: Gpu) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("not supported")
+
+    torch.cuda.memory._record_memory_history = fail
+    gpu.rest(news=False)
+    assert not gpu.resting
+    gpu.finish()
+    assert len(gpu.record.missing) == 1

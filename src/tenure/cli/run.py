@@ -186,7 +186,10 @@ def _holding(script: str, run: Run, found: Any) -> Holding:
         missing=found.missing,
         seconds=record.seconds,
         stepping=reports.Stepping(
-            found.step_count, rise.bytes_per_step if rise else 0, rise.first if rise else 0
+            found.step_count,
+            rise.bytes_per_step if rise else 0,
+            rise.first if rise else 0,
+            record.gpu.recorded,
         ),
         calls=tuple(reports.Call(*call) for call in found.calls),
         devices=devices,

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from tenure.live.runs.gpu import counters_of
+from tenure.live.runs.counting import counters_of
 from tenure.live.runs.stepping import Rise, Steps, rise_of
 from tenure.live.runs.watching import Watching
 from tenure.units import format_bytes

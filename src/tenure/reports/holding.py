@@ -86,11 +86,13 @@ class Stepping:
         count: How many.
         rise: Bytes that live memory rises a step; 0 if it does not.
         first: The step from which that was measured.
+        recorded: Which were recorded, and why not the others, in words; "" if all were.
     """
 
     count: int
     rise: int = 0
     first: int = 0
+    recorded: str = ""
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ def holding_dict(holding: Holding) -> dict[str, Any]:
             "count": holding.stepping.count,
             "growth_per_step": holding.stepping.rise,
             "measured_from": holding.stepping.first,
+            "recorded": holding.stepping.recorded or None,
         },
         calls_each_step=[
             {"call": c.name, "gain": c.gain, "cost": c.cost, "verdict": c.verdict, "why": c.why}
@@ -307,7 +310,7 @@ def _steps(holding: Holding) -> list[str]:
         )
     else:
         text = f"{stepping.count:,} steps; live bytes at their ends do not rise."
-    return ["", *wrapped(text)]
+    return ["", *wrapped(text), *wrapped(stepping.recorded)]
 
 
 def _calls(holding: Holding) -> list[str]:

@@ -83,7 +83,7 @@ def _elsewhere(record: Record, trace: Trace | None) -> list[Finding]:
     if not total:
         return []
     receivers = sorted({who for one in shared for who in one.receivers})
-    made = Counter(label for one in shared if (label := _made_at(one, trace)))
+    made = Counter(label for one in shared if (label := _made_at(record, one, trace)))
     lines = [
         (
             f"{len(shared):,} blocks that this process sent and dropped stay allocated until every "
@@ -104,9 +104,10 @@ def _elsewhere(record: Record, trace: Trace | None) -> list[Finding]:
     ]
 
 
-def _made_at(one: Shared, trace: Trace | None) -> str:
+def _made_at(record: Record, one: Shared, trace: Trace | None) -> str:
     """The line that made a block which was sent."""
-    if trace is None:
+    window = record.gpu.window
+    if trace is None or (window is not None and not window.covers(one.seen)):
         return ""
     born, gone = lifetimes(trace)
     event = event_at(trace, one.seen)

@@ -22,12 +22,14 @@ from tenure.live.runs.stepping import Rise, rise_of
 from tenure.live.runs.tidying import answers
 from tenure.snapshots import read_snapshot, to_trace
 from tenure.snapshots.loading import devices_with_content
+from tenure.units import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenure.diagnoses import Explanation
     from tenure.live.runs.record import Look, Record
+    from tenure.live.runs.stepping import StepMark
     from tenure.traces import Trace
 
 _RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.INFO: 2, Severity.NORMAL: 3}
@@ -108,6 +110,7 @@ def conclude(
     for device, other in found.others.items():
         findings += [_of_device(f, device) for f in other.findings if f.severity in _LOUD]
     found.findings = merged(findings)
+    _try(missing, "what was recorded could not be told", _recorded, record, missing)
     highest = max((c.peak_allocated for c in record.gpu.peaks.values()), default=record.peak)
     found.calls = answers(record, found.findings, highest)
     found.missing = tuple(dict.fromkeys(missing))
@@ -142,7 +145,7 @@ def _explain(found: Conclusion, torch_version: tuple[int, int] | None) -> None:
     with tempfile.TemporaryDirectory(prefix="tenure-") as folder:
         path = Path(folder) / "run.pickle"
         path.write_bytes(found.record.gpu.snapshot)
-        snapshot = completed(read_snapshot(path), found.record.steps)
+        snapshot = completed(read_snapshot(path), _recorded_steps(found.record))
     devices = devices_with_content(snapshot)
     traces = {d: to_trace(snapshot, device=d, torch_version=torch_version) for d in devices}
     # The device whose allocator moved most is the one the run was about.
@@ -153,6 +156,33 @@ def _explain(found: Conclusion, torch_version: tuple[int, int] | None) -> None:
             found.explanation = explanation
         else:
             found.others[device] = explanation
+
+
+def _recorded_steps(record: Record) -> list[StepMark]:
+    window = record.gpu.window
+    if window is None:
+        return record.steps
+    return [mark for mark in record.steps if window.begun < mark.time <= window.ended]
+
+
+def _recorded(record: Record, missing: list[str]) -> None:
+    """Says where the highest moment of the run is not within what was recorded."""
+    window, gpu = record.gpu.window, record.gpu
+    if window is None or not gpu.recorded:
+        return
+    if window.out_of_memory and window.begun >= max(gpu.ooms, default=0.0):
+        missing.append(
+            "memory ran out while recording rested: which lines made what was live is known only "
+            "of what was made while it was recorded"
+        )
+        return
+    peak = sum(counters.peak_requested for counters in gpu.peaks.values())
+    if peak > window.peak:
+        missing.append(
+            f"the highest moment of the run was not recorded: {format_bytes(peak)} were requested "
+            f"there, {format_bytes(peak - window.peak)} more than at the highest recorded one, "
+            "which is the one that is shown"
+        )
 
 
 def _shorten_births(record: Record) -> None:
@@ -169,9 +199,11 @@ def _attribute(found: Conclusion) -> None:
         return
     trace = explanation.replay.trace
     place = f"cuda:{trace.device}"
+    window = found.record.gpu.window
     looks = [
         (look, [h for h in look.holders.holders if h.device in {place, "cuda"}])
         for look in found.record.looks
+        if window is None or window.covers(look.time)
     ]
     sums = [(sum(h.bytes for h in mine), look, mine) for look, mine in looks]
     if not sums:

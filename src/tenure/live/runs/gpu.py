@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import inspect
 import os
-import pickle
 import sys
 import time
+import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from tenure import _engine
+from tenure.live.runs.counting import Counters, counters_of, host_counters, segments_of
 from tenure.live.runs.driver import DeviceUse, device_use
 from tenure.live.runs.own_frames import hide_own_frames
 from tenure.live.runs.sharing import Shared, Sharing
+from tenure.live.runs.windows import SLACK, Window, no_collections, window_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,24 +30,9 @@ RING = 300_000  # events kept; some hundred bytes each
 NEARLY_FULL = 0.8  # of the ring, for a snapshot to be taken at an out-of-memory
 PER_ALLOCATION = 2.2  # events, about: alloc, free requested, free completed, segments
 LOOK_FOR_DEVICES = 64  # marks
+ROOM = 0.8  # of what may be reserved: above, an out-of-memory is near, whose past must be known
 OOMS = 2  # out-of-memories of a run that are looked at
 _ABSENT: Any = object()
-
-
-@dataclass(frozen=True)
-class Counters:
-    """A device's byte counts by its allocator, now and at their highest since the last reset."""
-
-    device: int
-    requested: int
-    allocated: int
-    active: int
-    reserved: int
-    peak_requested: int
-    peak_allocated: int
-    peak_active: int
-    peak_reserved: int
-    allocations: int  # made so far
 
 
 @dataclass
@@ -63,7 +50,7 @@ class GpuRecord:
     Attributes:
         begun: Unix time of CUDA's first use; 0 if it was not used.
         backend: Whose allocator serves: "native", "cudaMallocAsync", "pluggable", "tenure".
-        snapshot: A pickled PyTorch snapshot of the run; empty if there is none.
+        window: What of the run was recorded; where that was not all of it, the part that says most.
         devices: Devices that hold or held memory: their counters at the end.
         peaks: Device -> its highest counters over the whole run.
         host: Pinned memory's counters at the end, PyTorch's names without ".current".
@@ -74,12 +61,13 @@ class GpuRecord:
             None if it was not tried.
         ooms: Unix times at which memory ran out.
         stacks: How the lines were recorded, in words; "" if always.
+        recorded: Which steps were recorded, and why not the others, in words; "" if all were.
         missing: What could not be had, in sentences.
     """
 
     begun: float = 0.0
     backend: str = ""
-    snapshot: bytes = b""
+    window: Window | None = None
     devices: dict[int, Counters] = field(default_factory=dict)
     peaks: dict[int, Counters] = field(default_factory=dict)
     host: dict[str, int] = field(default_factory=dict)
@@ -89,7 +77,13 @@ class GpuRecord:
     emptied: tuple[int, float] | None = None
     ooms: list[float] = field(default_factory=list)
     stacks: str = ""
+    recorded: str = ""
     missing: list[str] = field(default_factory=list)
+
+    @property
+    def snapshot(self) -> bytes:
+        """A pickled PyTorch snapshot of the run; empty if there is none."""
+        return self.window.snapshot if self.window else b""
 
 
 class Gpu:
@@ -103,7 +97,10 @@ class Gpu:
         """
         self.record = GpuRecord()
         self.sharing = Sharing()
-        self.recording = False
+        self.recording = False  # or would be, but for a rest
+        self.resting = False
+        self._since = 0.0  # Unix time from which the history holds everything
+        self._scripts_own = False  # the script wants a history
         self._ran_out = ran_out
         self._process = os.getpid()
         self._replaced: list[tuple[Any, str, Any, Any]] = []
@@ -111,7 +108,6 @@ class Gpu:
         self._ours = False  # the call under way is our own
         self._busy = False
         self._marks = 0
-        self._changeable: bool | None = None
 
     def arm(self) -> None:
         """Waits for CUDA's first use, without being it."""
@@ -121,6 +117,7 @@ class Gpu:
             for name, around in (
                 ("_cuda_resetPeakMemoryStats", self._around_reset),
                 ("_cuda_record_memory_history", self._around_history),
+                ("_cuda_record_memory_history_legacy", self._around_legacy_history),
                 ("_cuda_memorySnapshot", self._around_snapshot),
                 ("_cuda_emptyCache", self._timed("empty_cache")),
                 ("_cuda_synchronize", self._timed("synchronize")),
@@ -145,7 +142,7 @@ class Gpu:
             return
         try:
             self.keep_stacks(on=True)
-            self.recording = True
+            self.recording, self._since = True, self.record.begun
         except Exception as error:  # noqa: BLE001  whatever an allocator or a version may raise
             self.say("PyTorch's memory history could not be started", error)
             if "CUDAPluggableAllocator" in str(error):
@@ -161,33 +158,61 @@ class Gpu:
             with _tried(self, "PyTorch's history could not be changed"):
                 self.keep_stacks(on=on)
 
-    def keep_stacks(self, *, on: bool) -> None:
+    def keep_stacks(self, *, on: bool, anew: bool = False) -> None:
         """Starts PyTorch's history, or changes whether it keeps the lines of what follows.
+
+        Args:
+            on: Whether lines are kept.
+            anew: Nothing that was recorded before may stay.
 
         Raises:
             RuntimeError: This allocator has none.
         """
-        torch: Any = sys.modules["torch"]
+        clearing = {"clear_history": True} if anew and _knows_clearing() else {}
         self._context = "all" if on else None
-        self._ours = True
-        try:
-            torch.cuda.memory._record_memory_history(  # noqa: SLF001  has no public name
-                enabled="all", context=self._context, stacks="python", max_entries=RING
-            )
-        finally:
-            self._ours = False
+        self._change_history("all", context=self._context, **clearing)
 
     def can_change_stacks(self) -> bool:
         """Whether changing them leaves what was recorded; older torch begins anew each time."""
-        if self._changeable is None:
-            torch: Any = sys.modules["torch"]
-            function = getattr(torch.cuda.memory, "_record_memory_history_impl", None)
-            self._changeable = (
-                self.record.backend == "native"
-                and function is not None
-                and "clear_history" in inspect.signature(function).parameters
-            )
-        return self.recording and self._changeable
+        return self.recording and self.record.backend == "native" and _knows_clearing()
+
+    def may_rest(self) -> bool:
+        """Whether recording can end for a while: not where the script wants it, nor near the limit.
+
+        What happened just before an out-of-memory must be known when it comes.
+        """
+        if not self.recording or self._scripts_own:
+            return False
+        torch: Any = sys.modules["torch"]
+        fraction = getattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda _: 1.0)
+        room = []
+        with _tried(self, "how much memory there is cannot be asked"):
+            if not torch.cuda.is_current_stream_capturing():  # a capture bears few questions
+                for device, now in self.record.peaks.items():
+                    free, total = torch.cuda.mem_get_info(device)
+                    most = min(total * fraction(device), free + now.reserved)
+                    room.append(now.reserved <= ROOM * most)
+        return bool(room) and all(room)
+
+    def rest(self, *, news: bool) -> None:
+        """Ends recording for a while.
+
+        Args:
+            news: Whether what was recorded shows anything new, and is worth keeping.
+        """
+        if news:
+            self._keep()
+        with _tried(self, "PyTorch's history could not be stopped"):
+            self._change_history(None)
+            self.resting = True
+
+    def go_on(self) -> None:
+        """Records again after a rest."""
+        if self.resting and os.getpid() == self._process:
+            with _tried(self, "PyTorch's history could not be started again"):
+                self._since = time.time()
+                self.keep_stacks(on=True, anew=True)
+                self.resting = False
 
     def mark(self) -> list[Counters]:
         """The counters of every device in use, which also enter the peaks."""
@@ -221,8 +246,8 @@ class Gpu:
         for device in self.record.devices or ([0] if self.record.backend == "pluggable" else []):
             with _tried(self, f"what the driver says of GPU {device} cannot be read"):
                 self.record.use[device] = device_use(torch, device, self._reserved(device))
-        if self.recording:
-            self._take_snapshot()
+        if self.recording and (not self.resting or self.record.window is None):
+            self._keep()
 
     def try_empty_cache(self) -> None:
         """Empties the cache once, to know what that takes; the script has ended, all is taken."""
@@ -250,19 +275,22 @@ class Gpu:
 
     # --- what PyTorch calls -------------------------------------------------------------------
 
-    def _out_of_memory(self, device: int, *_: int) -> None:
+    def _out_of_memory(self, device: int, size: int, _most: int = 0, free: int = 0) -> None:
         """Before the stack unwinds, with no lock of the allocator held."""
         if self._busy or os.getpid() != self._process:
             return
         self._busy = True
         try:
-            self.record.ooms.append(time.time())
+            now = time.time()
+            self.record.ooms.append(now)
             marked = self.mark()
             if len(self.record.ooms) <= OOMS:
                 self._ran_out()
                 made = max((c.allocations for c in marked), default=0)
-                if made * PER_ALLOCATION > RING * NEARLY_FULL:
-                    self._take_snapshot()  # by the end the ring would have lost this moment
+                if self.resting:
+                    self._keep((device, _failed_request(size, free, now)))
+                elif self.recording and made * PER_ALLOCATION > RING * NEARLY_FULL:
+                    self._keep()  # by the end the ring would have lost this moment
         except Exception as error:  # noqa: BLE001  an error here would replace the script's own
             self.say(f"the out-of-memory on GPU {device} could not be looked at", error)
         finally:
@@ -283,8 +311,11 @@ class Gpu:
         def record(enabled: Any, *args: Any, **kwargs: Any) -> Any:
             if self._ours or not self.recording or os.getpid() != self._process:
                 return before(enabled, *args, **kwargs)
+            self._scripts_own = enabled is not None
             if enabled is None:  # would throw away what was recorded; the script is done with it
                 return None
+            if self.resting:
+                self.resting, self._since = False, time.time()
             rest = list(args)
             if rest and rest[0] is None:
                 rest[0] = "all"  # lines as well
@@ -293,6 +324,19 @@ class Gpu:
             if len(rest) > 3 and rest[3] is True:
                 self.record.missing.append("the script cleared PyTorch's history on the way")
             return before(enabled, *rest, **kwargs)
+
+        return record
+
+    def _around_legacy_history(self, before: Any) -> Any:
+        """The script's use of the history as it was called before torch 2.1."""
+
+        @wraps(before)
+        def record(enabled: Any, *args: Any, **kwargs: Any) -> Any:
+            if not self.recording or os.getpid() != self._process:
+                return before(enabled, *args, **kwargs)
+            torch: Any = sys.modules["torch"]
+            wanted = "all" if enabled else None
+            return torch.cuda.memory._record_memory_history(wanted)  # noqa: SLF001  no public name
 
         return record
 
@@ -363,11 +407,35 @@ class Gpu:
         counters = self.record.devices.get(device)
         return counters.reserved if counters else 0
 
-    def _take_snapshot(self) -> None:
+    def _change_history(self, enabled: str | None, **how: Any) -> None:
         torch: Any = sys.modules["torch"]
-        with _tried(self, "PyTorch's memory snapshot could not be taken"):
+        self._ours = True
+        try:
+            torch.cuda.memory._record_memory_history(  # noqa: SLF001  has no public name
+                enabled=enabled, stacks="python", max_entries=RING, **how
+            )
+        finally:
+            self._ours = False
+
+    def _keep(self, failed: tuple[int, dict[str, Any]] | None = None) -> None:
+        """Takes a snapshot, which stays if it says more than the one that was kept before.
+
+        Args:
+            failed: While recording rests: a device, and the request that failed there.
+        """
+        torch: Any = sys.modules["torch"]
+        with _tried(self, "PyTorch's memory snapshot could not be taken"), no_collections():
             snapshot = torch.cuda.memory._snapshot()  # noqa: SLF001  has no public name
-            self.record.snapshot = pickle.dumps(snapshot, protocol=4)
+            since = self._since
+            if failed is not None:
+                device, event = failed
+                since = event["time_us"] / 1e6
+                snapshot["device_traces"][device].append(event)
+                hide_own_frames(snapshot)
+            ran_out = any(moment >= since - SLACK for moment in self.record.ooms)
+            window = window_of(snapshot, since, time.time(), RING, out_of_memory=ran_out)
+            if window.says_more_than(self.record.window):
+                self.record.window = window
 
     def _live_addresses(self) -> dict[int, int]:
         """Address of each live block -> its bytes; costs as much as there are blocks."""
@@ -407,52 +475,24 @@ def backend_of(torch: Any) -> str:
     return name if name in {"native", "cudaMallocAsync"} else "pluggable"
 
 
-def counters_of(torch: Any, device: int) -> Counters:
-    """A device's counters.
-
-    Raises:
-        RuntimeError: The allocator keeps none.
-    """
-    read = getattr(torch._C, "_cuda_memoryStats", None)  # noqa: SLF001  10 times faster
-    if read is None:  # a virtual GPU answers one floor higher
-        flat = torch.cuda.memory.memory_stats(device)
-
-        def value(name: str, which: str) -> int:
-            return int(flat.get(f"{name}.all.{which}", 0))
-    else:
-        nested = read(device)
-
-        def value(name: str, which: str) -> int:
-            return int(nested.get(name, {}).get("all", {}).get(which, 0))
-
-    return Counters(
-        device,
-        value("requested_bytes", "current"),
-        value("allocated_bytes", "current"),
-        value("active_bytes", "current"),
-        value("reserved_bytes", "current"),
-        value("requested_bytes", "peak"),
-        value("allocated_bytes", "peak"),
-        value("active_bytes", "peak"),
-        value("reserved_bytes", "peak"),
-        value("allocation", "allocated"),
-    )
+def _knows_clearing() -> bool:
+    """Whether this torch's history can be cleared; before, every change cleared it."""
+    torch: Any = sys.modules["torch"]
+    function = getattr(torch.cuda.memory, "_record_memory_history_impl", None)
+    return function is not None and "clear_history" in inspect.signature(function).parameters
 
 
-def host_counters(torch: Any) -> dict[str, int]:
-    """Pinned host memory by PyTorch's allocator: name -> bytes or blocks now."""
-    read = getattr(torch.cuda.memory, "host_memory_stats", None)
-    if read is None:
-        return {}
-    ending = ".current"
+def _failed_request(size: int, free: int, moment: float) -> dict[str, Any]:
+    """The event that PyTorch's history would have of a request that fails now."""
+    frames = [
+        {"filename": frame.f_code.co_filename, "line": line, "name": frame.f_code.co_name}
+        for frame, line in traceback.walk_stack(None)
+    ]
     return {
-        key.removesuffix(ending): int(value)
-        for key, value in read().items()
-        if key.endswith(ending)
+        "action": "oom",
+        "device_free": free,
+        "size": size,
+        "stream": 0,
+        "time_us": int(moment * 1e6),
+        "frames": frames,
     }
-
-
-def segments_of(torch: Any) -> list[dict[str, Any]]:
-    """Segments and their blocks, without the events."""
-    found: list[dict[str, Any]] = torch.cuda.memory.memory_snapshot()
-    return found

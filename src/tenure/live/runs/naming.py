@@ -24,7 +24,10 @@ def name_births(record: Record, trace: Trace) -> None:
         trace: Of its main device.
     """
     births = _Births(record, trace)
+    window = record.gpu.window
     for look in record.looks:
+        if window is not None and not window.covers(look.time):
+            continue  # by then the addresses may be those of others
         event = event_at(trace, look.time)
         for holder in look.holders.holders:
             if holder.address and holder.storage not in look.births:

@@ -1,8 +1,8 @@
 """Whether the lines of allocations are worth their cost, measured on the run itself.
 
 PyTorch reads the Python stack at every allocation and free. Where the GPU is the slower side that
-costs nothing; where the host is, it shows in every step. So after the first steps lines are kept in
-one step of three, until it is known which of the two this run is.
+costs nothing; where the host is, it shows in every step. So while steps that differ from each other
+are recorded, lines are kept in one of three, until it is known which of the two this run is.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class Pace:
         if self.every:
             return self._step % self.every == 0
         return self._step % GAP == 0
+
+    def interrupted(self) -> None:
+        """Steps were left out: those before and those to come are no neighbours."""
+        self._step = 0
+        self._seconds.clear()
 
     def _decide(self) -> None:
         """Neighbours are compared, so that steps which grow longer do not mislead."""

@@ -22,14 +22,17 @@ from tenure.lifetimes.holders import holders
 from tenure.live.dispatch import watching_mode
 from tenure.live.runs.frames import FrameCode, user_frames, user_lines
 from tenure.live.runs.gpu import Gpu
+from tenure.live.runs.overdue import Overdue
 from tenure.live.runs.pacing import Pace
 from tenure.live.runs.record import Birth, Look, Record
+from tenure.live.runs.repetition import FIRST, Repetition
 from tenure.live.runs.stepping import StepMark, Steps, rise_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tenure.diagnoses import Finding
+    from tenure.live.runs.counting import Counters
 
 HIGHER = 1.2  # times the last height: the next one that is looked at
 LEAST = 1 << 18  # bytes live below which nothing is looked at
@@ -44,6 +47,7 @@ STEADY_SHARE = 0.01  # of the run after that, for looking
 MOST_LOOKS = 96  # kept
 MOST_PINNED = 1000  # requests of pinned memory that are noted
 FIRST_CHECK = 12  # steps after which it is seen whether live bytes rise, doubling each time
+LATE = 5  # times as long as the last step, for one to be overdue
 NEAR = 0.97  # of the last step's height, for the third step to be looked at near its own
 
 
@@ -58,6 +62,8 @@ class Watch:
         self.busy = False
         self.steps = Steps()
         self.pace = Pace()
+        self.repetition = Repetition(self.gpu.may_rest)
+        self.overdue = Overdue(self._is_overdue)
         self.started = False
         self._pinned: list[Any] = []  # weak references to the storages of record.pinned
         self.races: Any = None
@@ -109,6 +115,7 @@ class Watch:
     def finish(self) -> None:
         """Takes the end state of the GPUs, while the script's objects still live."""
         if self.started:
+            self.overdue.stop()
             self.gpu.finish()
             alive = [one() for one in self._pinned]
             self.record.pinned_alive = sum(one.nbytes() for one in alive if one is not None)
@@ -122,6 +129,7 @@ class Watch:
     def stop(self) -> None:
         """Stops watching; what was recorded stays."""
         Watching.now = None
+        self.overdue.stop()
         if self.collection in gc.callbacks:
             gc.callbacks.remove(self.collection)
         for hook in self._hooks:
@@ -132,6 +140,7 @@ class Watch:
         self.gpu.disarm()
         self.record.end = self.bytes
         self.record.steps = self.steps.marks
+        self.record.gpu.recorded = self.repetition.told(self.steps.count)
 
     def operation(self, function: Any, out: Any, args: Any, kwargs: Any) -> None:
         """Takes note of what an operation made."""
@@ -191,9 +200,9 @@ class Watch:
         self._step_peak = self.bytes
         if self.record.device != "cuda":
             return
+        self._record_next(number, counted, seconds)
         if number >= WATCHED_STEPS:
             self._become_steady(last)
-            self._pace(seconds)
             if number >= self._next_check:
                 self._next_check *= 2
                 if rise_of(self.steps.marks) is not None:
@@ -208,16 +217,39 @@ class Watch:
             self._steady_since = (time.monotonic(), self.record.seconds)
             self._next, self._near = last.allocated * HIGHER, 0.0
 
-    def _pace(self, seconds: float) -> None:
-        """Keeps or drops the lines of the step that begins."""
-        if not self.gpu.recording or not self.gpu.can_change_stacks():
+    def _record_next(self, number: int, counted: list[Counters], seconds: float) -> None:
+        """Lets recording rest while steps repeat, and go on when they do not."""
+        steps, gpu = self.repetition, self.gpu
+        with self.overdue.lock:
+            recorded = steps.recording
+            steps.ended(number, counted)
+            if recorded and not steps.recording:
+                gpu.rest(news=steps.news)
+                self.pace.interrupted()
+            elif not recorded and steps.recording:
+                gpu.go_on()
+            elif recorded and number >= FIRST:
+                self._pace(number, seconds)
+        if gpu.resting:
+            self.overdue.within(LATE * seconds)
+
+    def _is_overdue(self) -> None:
+        """Called in a thread of its own, with the lock held: no step has ended for long."""
+        if self.gpu.resting and self.started and os.getpid() == self._process:
+            self.repetition.overdue()
+            self.gpu.go_on()
+
+    def _pace(self, number: int, seconds: float) -> None:
+        """Keeps or drops the lines of the step that begins, where steps go on to differ."""
+        if self.repetition.settling or not self.gpu.can_change_stacks():
             return
         before = self.pace.every
         self.gpu.set_stacks(on=self.pace.next(seconds))
         if self.pace.every > 1 and not before:
             self.record.gpu.stacks = (
                 f"reading the lines of allocations costs {self.pace.cost:.0%} of a step here, so "
-                f"from step {self.steps.count} on they are read in 1 of {self.pace.every} steps"
+                f"from step {number} on they are read in 1 of {self.pace.every} of the steps that "
+                "are recorded"
             )
 
     def _leave_soon(self) -> None:

@@ -1,0 +1,172 @@
+"""Whether steps repeat what was recorded: what repeats need not be recorded again.
+
+Recording costs a host-bound step more than a few hundredths. But a training step asks the allocator
+for the same bytes in the same order as the one before, and the allocator counts what it is asked
+for whether or not it is recorded. So recording rests while each step's counts are those of a step
+that was recorded, and goes on when one is new, or something rises.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tenure.live.runs.counting import Counters
+
+FIRST = 4  # steps that are always recorded: three are watched, one is not disturbed by that
+AGAIN = 2  # whole steps that are recorded when recording begins again
+LONGEST = 4096  # steps between two tries to see again what is rare
+KINDS = 4096  # of steps, that are remembered
+SPANS = 3  # of recorded steps, that are told one by one
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a step asked of one device's allocator; equal for steps that repeat each other.
+
+    Attributes:
+        device: Its index.
+        allocations: Made in the step.
+        asked: Bytes of them, as requested.
+        frees: Made in the step; whether the device was done with them by its end depends on luck.
+    """
+
+    device: int
+    allocations: int
+    asked: int
+    frees: int
+
+
+class Repetition:
+    """Told of each step's end, says whether the next step is to be recorded.
+
+    Attributes:
+        recording: Whether that which now runs is.
+        news: Whether what has been recorded since recording last began shows anything new.
+        repeated: Steps that were not recorded and were of a recorded kind.
+        different: Those that were not recorded from their beginning, and of none.
+        first_different: The first of these.
+    """
+
+    def __init__(self, may_rest: Callable[[], bool] = lambda: True) -> None:
+        """Recording is on.
+
+        Args:
+            may_rest: Asked before recording is to rest.
+        """
+        self.recording = self.news = True
+        self.repeated = self.different = self.first_different = 0
+        self._may_rest = may_rest
+        self._recorded: set[tuple[Kind, ...]] = set()
+        self._seen: set[tuple[Kind, ...]] = set()
+        self._last: dict[int, Counters] = {}
+        self._highest: dict[int, tuple[int, ...]] = {}
+        self._whole = 0  # steps recorded from end to end since recording last began
+        self._fewest = FIRST
+        self._gap = AGAIN
+        self._next_try = 0
+        self._spans: list[tuple[int, int]] = []
+        self._learned = False
+
+    def ended(self, number: int, counted: Iterable[Counters]) -> bool:
+        """A step has ended: whether the next one is to be recorded.
+
+        Args:
+            number: The step's, from 1.
+            counted: Every device's counters now.
+        """
+        kind, rises = self._compare(list(counted))
+        unseen = kind not in self._seen
+        repeats = kind in self._recorded and not rises
+        if len(self._seen) < KINDS:
+            self._seen.add(kind)
+        if not self.recording:
+            self._count(number, repeats=repeats)
+            if rises or (not repeats and number >= self._next_try):
+                self._begin_again(whole=0)
+            return self.recording
+        self._whole += 1
+        self.news |= rises or (kind not in self._recorded if self._whole else unseen)
+        if not self._whole:
+            self._count(number, repeats=repeats)
+        elif kind not in self._recorded and len(self._recorded) < KINDS:
+            self._recorded.add(kind)
+            self._learned = True
+        if repeats and self._whole >= self._fewest and self._may_rest():
+            self._rest(number)
+        return self.recording
+
+    @property
+    def settling(self) -> bool:
+        """Whether so few steps were recorded since it last began that they must all be."""
+        return self._whole < self._fewest
+
+    def overdue(self) -> None:
+        """No step has ended for long: what goes on in its place is recorded from here on."""
+        self._begin_again(whole=-1)
+
+    def told(self, count: int) -> str:
+        """In words, which of a run's steps were recorded; "" if all.
+
+        Args:
+            count: Steps that were made.
+        """
+        spans = list(self._spans)
+        if self.recording and self._spans and self._whole > 0:
+            spans.append((count - self._whole + 1, count))
+        if not self.repeated and not self.different:
+            return ""
+        shown = [f"{a:,} to {b:,}" if a < b else f"{a:,}" for a, b in spans[:SPANS]]
+        if len(spans) > SPANS:
+            shown.append(f"{len(spans) - SPANS:,} more times a few")
+        text = (
+            f"Recorded: steps {' and '.join(shown)}. {self.repeated:,} others asked for exactly "
+            "what a recorded one did, by the allocator's counters, and were not recorded again"
+        )
+        if self.different:
+            text += f"; {self.different:,} (the first: step {self.first_different:,}) did "
+            text += "not: what came after them was recorded"
+        return text + "."
+
+    def _compare(self, counted: list[Counters]) -> tuple[tuple[Kind, ...], bool]:
+        """The step's kind; and whether anything is higher than ever before at a step's end."""
+        kinds, rises = [], False
+        for now in counted:
+            last = self._last.get(now.device)
+            before = (last.allocations, last.asked, last.frees) if last else (0, 0, 0)
+            kinds.append(
+                Kind(
+                    now.device,
+                    now.allocations - before[0],
+                    now.asked - before[1],
+                    now.frees - before[2],
+                )
+            )
+            levels = (now.allocated, now.peak_allocated, now.reserved, now.failures)
+            highest = self._highest.get(now.device, (0, 0, 0, 0))
+            rises |= any(a > b for a, b in zip(levels, highest, strict=True))
+            self._highest[now.device] = tuple(map(max, levels, highest))
+            self._last[now.device] = now
+        return tuple(kinds), rises
+
+    def _count(self, number: int, *, repeats: bool) -> None:
+        """A step that was not recorded, or not from its beginning."""
+        if repeats:
+            self.repeated += 1
+        else:
+            self.different += 1
+            self.first_different = self.first_different or number
+
+    def _begin_again(self, *, whole: int) -> None:
+        self.recording, self.news, self._learned = True, False, False
+        self._whole, self._fewest = whole, AGAIN
+
+    def _rest(self, number: int) -> None:
+        """What is rare, and was not caught, is waited for ever more seldom."""
+        self._gap = AGAIN if self._learned else min(self._gap * 2, LONGEST)
+        self._next_try = number + self._gap
+        self._spans.append((number - self._whole + 1, number))
+        self.recording = False
