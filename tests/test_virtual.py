@@ -248,6 +248,27 @@ def test_out_of_memory_is_raised_in_the_script_where_the_card_would(tmp_path: Pa
     assert value["verdict"]["caught"] and value["verdict"]["failures"] == 1
 
 
+BACKWARD = """
+import torch
+up, down = torch.nn.Linear(1024, 4096).cuda(), torch.nn.Linear(4096, 1024).cuda()
+hidden = torch.nn.functional.gelu(up(torch.randn(8192, 1024, device="cuda")))
+loss = down(hidden).t().square().mean()
+loss.backward()
+"""
+
+
+@needs_torch
+@pytest.mark.parametrize(("gpu", "line"), [("450MiB", 5), ("520MiB", 5), ("600MiB", 4)])
+def test_memory_that_ends_in_a_backward_pass_names_the_forward_line(
+    gpu: str, line: int, tmp_path: Path
+) -> None:
+    script = tmp_path / "back.py"
+    script.write_text(BACKWARD)
+    value, done = run_virtually(tmp_path, script, gpu=gpu)
+    assert done.returncode == 1
+    assert value["verdict"]["failed_at"].startswith(f"backward of back.py:{line}")
+
+
 @needs_torch
 def test_what_is_not_known_is_assumed_and_said(tmp_path: Path) -> None:
     script = tmp_path / "reads.py"

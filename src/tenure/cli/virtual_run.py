@@ -133,7 +133,7 @@ def _report(run: Any, script: str, arguments: list[str], options: dict[str, Any]
         return
     trace = run.trace()
     verdict = run.verdict(trace)
-    explanation = explain(trace)
+    explanation = explain(trace, capacity=run.memory.failed_under)
     if options["html"]:
         from tenure.reports.page import page_html
 

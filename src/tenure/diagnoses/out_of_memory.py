@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tenure.diagnoses.advice import settings_advice
-from tenure.diagnoses.evidence import EXPANDABLE, Evidence, limit_of
+from tenure.diagnoses.evidence import EXPANDABLE, Evidence, Share, limit_of
 from tenure.diagnoses.finding import Advice, Finding, Severity
 from tenure.diagnoses.naming import age, kind, stream_name
 from tenure.diagnoses.split import GRANULE, Split, find_holes, is_private, pins, split_reserved
@@ -141,8 +141,15 @@ def _holders(evidence: Evidence, layout: Layout, event: int) -> list[str]:
     shares = evidence.by_site(layout)[:3] if evidence.trace.has_stacks else ()
     if shares:
         lines.append("most of what was live:")
-        lines += [f"    {format_bytes(s.bytes)}  {kind(s.category)} of {s.label}" for s in shares]
+        lines += [f"    {format_bytes(s.bytes)}  {_named(s)}" for s in shares]
     return lines
+
+
+def _named(share: Share) -> str:
+    """What a line's tensors are; a label of a backward pass says so by itself."""
+    if share.label.startswith("backward of "):
+        return share.label
+    return f"{kind(share.category)} of {share.label}"
 
 
 def _since(evidence: Evidence, number: int, event: int) -> str:

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tenure import _engine
 from tenure.cards import Card
 from tenure.errors import OutOfMemoryError
-from tenure.lifetimes import site_of
+from tenure.lifetimes import NO_FRAMES, site_of
 from tenure.settings import AllocatorSettings, engine_settings
 from tenure.traces import Frame
 from tenure.units import GIB, KIB, MIB, format_bytes
@@ -27,6 +27,7 @@ ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 8
 _GROWS = frozenset((3, 5))  # segment_alloc, segment_map
 PENDING = 2  # state of a block (recording.py)
 
+_NEAR = 16  # autograd nodes in a row whose operators ask for nothing
 _SHOWN = 5  # lines that hold most, in the message of an OutOfMemoryError
 _MANUAL = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
 _PACKAGE = str(Path(__file__).parent.parent)
@@ -41,6 +42,18 @@ _HIDDEN_ENDS = (
     "torch/overrides.py",
     "runpy.py",
 )
+
+
+class Lineage(NamedTuple):
+    """Which autograd node an operator has to do with.
+
+    Attributes:
+        number: Of the node; PyTorch numbers them in order of the forward pass.
+        in_backward: Whether the operator belongs to that node's backward.
+    """
+
+    number: int
+    in_backward: bool
 
 
 class Memory:
@@ -62,6 +75,9 @@ class Memory:
         failed: Text of the first request that could not be served; empty if none.
         failed_at: The line that made it.
         failures: How many there were.
+        failed_under: The most bytes that could be reserved when the first one failed.
+        lineage: Which autograd node an operator that runs now makes, or belongs to in a backward
+            pass; set by the tracker.
     """
 
     def __init__(
@@ -75,17 +91,22 @@ class Memory:
         self.failed = ""
         self.failed_at = ""
         self.failures = 0
+        self.failed_under: int | None = None
         self.begun = time.time_ns() // 1000
+        self.lineage: Callable[[], Lineage] = lambda: Lineage(-1, in_backward=False)
         # One entry an event: action, address (of an OOM: free bytes of the device), bytes, stream,
-        # microseconds, stack.
+        # microseconds, stack, and in a backward pass that of the forward line.
         self.actions = array("B")
         self.addresses = array("Q")
         self.sizes = array("q")
         self.streams = array("Q")
         self.times = array("q")
         self.stacks = array("q")
+        self.forwards = array("q")
         self.stack_ids: dict[tuple[tuple[CodeType, int], ...], int] = {}
-        self._live: dict[int, tuple[int, int, int]] = {}  # address -> bytes, stream, stack
+        # Address -> bytes, stream, stack, forward stack.
+        self._live: dict[int, tuple[int, int, int, int]] = {}
+        self._made: dict[int, int] = {}  # number of an autograd node -> stack of its operator
         self._pending: dict[int, tuple[int, int]] = {}  # freed, not completed: bytes, stream
         self._segments: dict[int, int] = {}  # address of what was allocated or mapped -> stream
         self._waiting = 0  # bytes of those that waited when last looked at
@@ -121,10 +142,11 @@ class Memory:
             except OutOfMemoryError as error:
                 raise self._failure(error, size, stream) from None
             stack = self._stack()
-            self._live[address] = (size, stream, stack)
+            forward = self._forward(stack)
+            self._live[address] = (size, stream, stack, forward)
             self._log_completed()
             self._log_segments(stream)
-            self._record(ALLOC, address, size, stream, stack)
+            self._record(ALLOC, address, size, stream, stack, forward)
             return address
 
     def free(self, address: int) -> None:
@@ -133,7 +155,7 @@ class Memory:
             found = self._live.pop(address, None)
             if found is None:
                 return
-            size, stream, _ = found
+            size, stream, *_ = found
             self.allocator.free(address)
             self._record(FREE_REQUESTED, address, size, stream)
             self._pending[address] = (size, stream)
@@ -203,13 +225,16 @@ class Memory:
         self._log_completed()
         self._log_segments(stream)
         stack = self._stack()
+        forward = self._forward(stack)
         free = max(self.free_bytes(), 0)
-        self._record(OOM, free, size, stream, stack)
+        self._record(OOM, free, size, stream, stack, forward)
         message = self._message(error.segment or size, free)
         self.failures += 1
         if not self.failed:
             self.failed = message
-            self.failed_at = self._labels()[stack]
+            self.failed_at = self._place(stack, forward)
+            bounds = [bound for bound in (self._capacity, self._limit) if bound >= 0]
+            self.failed_under = min(bounds, default=None)
         return OutOfMemoryError(message + self._holders(), size, error.segment, stream)
 
     def _message(self, segment: int, free: int) -> str:
@@ -233,8 +258,8 @@ class Memory:
         """The lines that made most of what is live."""
         labels = self._labels()
         sizes: Counter[str] = Counter()
-        for size, _, stack in self._live.values():
-            sizes[labels[stack]] += size
+        for size, _, stack, forward in self._live.values():
+            sizes[labels[stack] if forward < 0 else f"backward of {labels[forward]}"] += size
         if not sizes:
             return ""
         lines = [
@@ -242,12 +267,19 @@ class Memory:
         ]
         return "\nMost of the live memory was made by\n" + "\n".join(lines)
 
+    def _place(self, stack: int, forward: int) -> str:
+        """Where a request was made, for people."""
+        labels = self._labels()
+        if forward >= 0:
+            return f"backward of {labels[forward]}"
+        caller = _backward_caller() if labels[stack] == NO_FRAMES else None
+        if caller is not None:
+            return f"backward, called at {_label(self._places(caller))}"
+        return labels[stack]
+
     def _labels(self) -> list[str]:
-        """For each stack, the line of the script, and that of the library which it called."""
-        return [
-            site_of(tuple(Frame(c.co_filename, line, c.co_name) for c, line in places)).label
-            for places in self.stack_ids
-        ]
+        """Of each stack."""
+        return [_label(places) for places in self.stack_ids]
 
     def _log_completed(self, freed: int = 0) -> None:
         """Frees whose blocks no stream uses any more.
@@ -286,18 +318,37 @@ class Memory:
                 owner = self._segments.get(begin, stream)
             self._record(action, address, size, owner)
 
-    def _record(self, action: int, address: int, size: int, stream: int, stack: int = -1) -> None:
+    def _record(  # noqa: PLR0917  an event's columns
+        self, action: int, address: int, size: int, stream: int, stack: int = -1, forward: int = -1
+    ) -> None:
         self.actions.append(action)
         self.addresses.append(max(address, 0))
         self.sizes.append(size)
         self.streams.append(stream)
         self.times.append(time.time_ns() // 1000)
         self.stacks.append(stack)
+        self.forwards.append(forward)
+
+    def _forward(self, stack: int) -> int:
+        """In a backward pass without frames the stack of the forward operator, else -1."""
+        number, in_backward = self.lineage()
+        if not in_backward:
+            self._made[number] = stack
+            return -1
+        if stack != self.stack_ids.get(()):
+            return -1
+        # Views make nodes too, and ask for nothing: the operator before them is near.
+        near = range(number, number - _NEAR, -1)
+        return next((self._made[n] for n in near if n in self._made), -1)
 
     def _stack(self) -> int:
-        """The number of the stack that is running now, innermost first, without our own frames."""
+        """The number of the stack that is running now."""
+        places = self._places(sys._getframe(2))  # noqa: SLF001  the documented way to walk a stack
+        return self.stack_ids.setdefault(places, len(self.stack_ids))
+
+    def _places(self, frame: Any) -> tuple[tuple[CodeType, int], ...]:
+        """A stack's lines, innermost first, without our own frames."""
         places = []
-        frame: Any = sys._getframe(2)  # noqa: SLF001  the documented way to walk a stack
         while frame is not None:
             code = frame.f_code
             shown = self._shown.get(code)
@@ -306,7 +357,18 @@ class Memory:
             if shown:
                 places.append((code, frame.f_lineno))
             frame = frame.f_back
-        return self.stack_ids.setdefault(tuple(places), len(self.stack_ids))
+        return tuple(places)
+
+
+def _label(places: tuple[tuple[CodeType, int], ...]) -> str:
+    """The line of the script in a stack, and that of the library which it called."""
+    return site_of(tuple(Frame(c.co_filename, line, c.co_name) for c, line in places)).label
+
+
+def _backward_caller() -> Any:
+    """The frame of a thread that waits for a backward pass; None if there is none."""
+    frames = sys._current_frames().values()  # noqa: SLF001  the documented way to see other threads
+    return next((f for f in frames if f.f_code.co_name == "_engine_run_backward"), None)
 
 
 def is_shown(file: str) -> bool:

@@ -27,6 +27,15 @@ def plain_snapshot(memory: Memory) -> dict[str, Any]:
         for places in list(memory.stack_ids)
     ]
     stacks.append([])
+    columns = (
+        memory.actions,
+        memory.addresses,
+        memory.sizes,
+        memory.streams,
+        memory.times,
+        memory.stacks,
+        memory.forwards,
+    )
     events = [
         {
             "action": ACTION_NAMES[action],
@@ -37,16 +46,9 @@ def plain_snapshot(memory: Memory) -> dict[str, Any]:
             "compile_context": "N/A",
             "user_metadata": "",
             "frames": stacks[stack],
+            **({"forward_frames": stacks[forward]} if forward >= 0 else {}),
         }
-        for action, address, size, stream, time_us, stack in zip(
-            memory.actions,
-            memory.addresses,
-            memory.sizes,
-            memory.streams,
-            memory.times,
-            memory.stacks,
-            strict=True,
-        )
+        for action, address, size, stream, time_us, stack, forward in zip(*columns, strict=True)
     ]
     return {
         "segments": _segments(memory, stacks[-1]),

@@ -13,12 +13,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tenure.errors import OutOfMemoryError
 from tenure.virtual import hidden
+from tenure.virtual.memory import Lineage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tenure.virtual.card import Kernels
     from tenure.virtual.memory import Memory
+
+
+_NO_NUMBER = 1 << 62  # of nodes that belong to no operator
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there where types are checked
@@ -33,6 +37,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
     def __init__(self, memory: Memory, kernels: Kernels) -> None:
         super().__init__()
         self.memory = memory
+        memory.lineage = self._lineage
         self.kernels = kernels
         self.stream: Callable[[], int] = lambda: 0
         self.operators: dict[Any, int] = {}
@@ -40,6 +45,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         self.after: list[Callable[..., None]] = []
         self._known: dict[int, tuple[Any, int]] = {}  # storage -> its weak reference, address
         self._workspaces: set[tuple[int, str]] = set()
+        self._local = threading.local()
         # The operator and the shapes of its arguments: shapes, since a reference to a tensor would
         # keep it alive, and keep autograd from taking a gradient over as it is.
         self.running: tuple[Any, list[tuple[int, ...]]] = (None, [])
@@ -149,6 +155,20 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
             return self.memory.allocate(size, self.stream())
         except OutOfMemoryError as error:
             raise torch.OutOfMemoryError(str(error)) from None
+
+    def _lineage(self) -> Lineage:
+        """The node of the operator that runs now.
+
+        In a forward pass its operator sees it as the last one that this thread made.
+        """
+        node = torch._C._current_autograd_node()
+        if node is None:
+            return Lineage(torch._C._autograd._get_sequence_nr() - 1, in_backward=False)
+        number = node._sequence_nr()
+        if number >= _NO_NUMBER:  # a gradient is added up: that of the node before it
+            number = getattr(self._local, "number", -1)
+        self._local.number = number
+        return Lineage(number, in_backward=True)
 
     def address_of(self, tensor: Any) -> int:
         """Where a tensor's storage lies on the card; 0 if it is not there."""

@@ -132,18 +132,23 @@ class Verdict:
             return "does NOT fit"
         if self.error:
             return "the script failed before its end; what it had asked for until then fits"
+        if self.reserved and self.allocated and self.allocated[1] > self.card.usable:
+            return "fits, but narrowly: the upper end of the range does not"
         return "fits"
 
     def basis(self) -> str:
         """What the figures rest on, for people."""
         words = {
             "exact": "Every temporary is modelled by a rule that recordings confirmed.",
-            "modelled": "Some temporaries are guesses; the ranges hold for those tried.",
+            "modelled": "Some temporaries are guesses"
+            + ("; the ranges hold for those tried." if self.allocated else "."),
             "unknown": "Some of what it rests on is not known:",
         }
         lines = [words[self.confidence]]
         if self.decisive:
-            lines = ["The script decided by values that nobody computed. If what is assumed holds:"]
+            lines = ["It rests on assumptions by which the script may have decided what to do."]
+            if self.allocated:
+                lines[0] += " If they hold:"
         for name, span in (("allocated", self.allocated), ("reserved", self.reserved)):
             if span:
                 low, high = map(format_bytes, span)
@@ -177,8 +182,9 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
     sure = not beyond and not run.decisive and (failed or not run.error)
     spans: list[tuple[int, int] | None] = [None, None]
     if not failed and not run.error:  # what was assumed may still hold
+        lowest = int(peak["allocated"] * (1 - allocated))  # no less is reserved
         spans = [
-            (int(peak[name] * (1 - bar)), int(peak[name] * (1 + bar)) + beyond)
+            (max(int(peak[name] * (1 - bar)), lowest), int(peak[name] * (1 + bar)) + beyond)
             for name, bar in (("allocated", allocated), ("reserved", reserved))
         ]
     measured = run.memory.measured and not run.unmodelled
