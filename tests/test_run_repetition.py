@@ -53,14 +53,20 @@ def test_a_first_step_of_another_kind_does_not_matter() -> None:
     assert Script().steps(99, *[64] * 11) == "R" * (FIRST - 1) + "." * 9
 
 
-def test_one_other_step_has_those_after_it_recorded_and_no_more() -> None:
+def test_one_other_step_that_needs_no_more_is_not_worth_recording() -> None:
     script = Script()
-    assert script.steps(*[64] * 6, 37, *[64] * 5) == "RRR..." + "RR" + "...."
+    assert script.steps(*[64] * 6, 37, *[64] * 5) == "RRR" + "." * 9
     assert script.repetition.told(12) == (
-        "Recorded: steps 1 to 4 and 8 to 9. 5 others asked for exactly what a recorded one did, by "
-        "the allocator's counters, and were not recorded again; 1 (the first: step 7) did not: "
-        "what came after them was recorded."
+        "Recorded: steps 1 to 4. 7 others asked for exactly what a recorded one did, by the "
+        "allocator's counters, and were not recorded again; 1 did not, but used no more than one "
+        "before them."
     )
+
+
+def test_steps_that_begin_to_differ_are_recorded_from_the_second_on() -> None:
+    script = Script()
+    script.steps(*[64] * 6)
+    assert script.steps(*range(1, 20)) == "." + "R" * 18
 
 
 def test_steps_that_never_repeat_are_all_recorded() -> None:
@@ -96,6 +102,11 @@ def test_what_is_higher_than_ever_has_recording_begin_again(what: dict[str, int]
     script.steps(*[64] * 10)
     assert script.step(**what)
     assert script.steps(*[64] * 6) == "R" * (AGAIN - 1) + "." * (7 - AGAIN)
+    assert script.repetition.told(17) == (
+        "Recorded: steps 1 to 4 and 12 to 13. 10 others asked for exactly what a recorded one did, "
+        "by the allocator's counters, and were not recorded again; 1 used more than any before: "
+        "what came next was recorded."
+    )
 
 
 def test_requests_that_failed_have_recording_begin_again() -> None:
@@ -107,9 +118,9 @@ def test_requests_that_failed_have_recording_begin_again() -> None:
 
 def test_what_is_rare_and_never_caught_is_waited_for_ever_more_seldom() -> None:
     script = Script()
-    shown = "".join(script.steps(*[64] * 9, 37) for _ in range(200))
+    shown = "".join(script.steps(*[64] * 5, 37) for _ in range(300))
     assert shown.count("R") < 0.05 * len(shown)
-    assert "R" in shown[:20]
+    assert "R" in shown[6:20]
 
 
 def test_recording_does_not_rest_where_it_may_not() -> None:
@@ -119,7 +130,7 @@ def test_recording_does_not_rest_where_it_may_not() -> None:
 
 def test_news_are_told_from_what_was_seen_before() -> None:
     script, told = Script(), []
-    for batches in ([64] * 6, [37, 64, 64], [*[64] * 4, 37, 37, 64]):
+    for batches in ([64] * 6, [37, 37, 64, 64], [*[64] * 4, 37, 37, 37, 64]):
         script.steps(*batches)
         told.append(script.repetition.news)
     assert told == [True, False, True]
@@ -131,7 +142,7 @@ def test_what_goes_on_without_steps_is_recorded_until_steps_repeat_again() -> No
     script.repetition.overdue()
     assert script.repetition.recording
     assert script.steps(500, 64, 64, 64) == "RR.."
-    assert script.steps(500, 64) == ".."
+    script.steps(500)
     assert script.repetition.different == 2  # a step that was recorded in part is not known by it
 
 

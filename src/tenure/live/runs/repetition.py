@@ -3,7 +3,8 @@
 Recording costs a host-bound step more than a few hundredths. But a training step asks the allocator
 for the same bytes in the same order as the one before, and the allocator counts what it is asked
 for whether or not it is recorded. So recording rests while each step's counts are those of a step
-that was recorded, and goes on when one is new, or something rises.
+that was recorded, and goes on when something rises above all before it, or when steps differ again
+and again: a single one, such as a shorter last batch, shows nothing that a higher one did not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 FIRST = 4  # steps that are always recorded: three are watched, one is not disturbed by that
 AGAIN = 2  # whole steps that are recorded when recording begins again
+NEARBY = 8  # steps within which a second one that differs shows that they do so again
 LONGEST = 4096  # steps between two tries to see again what is rare
 KINDS = 4096  # of steps, that are remembered
 SPANS = 3  # of recorded steps, that are told one by one
@@ -47,8 +49,8 @@ class Repetition:
         recording: Whether that which now runs is.
         news: Whether what has been recorded since recording last began shows anything new.
         repeated: Steps that were not recorded and were of a recorded kind.
-        different: Those that were not recorded from their beginning, and of none.
-        first_different: The first of these.
+        different: Those that were of none, and not recorded from their beginning.
+        risen: Those that used more than any before, likewise.
     """
 
     def __init__(self, may_rest: Callable[[], bool] = lambda: True) -> None:
@@ -58,7 +60,7 @@ class Repetition:
             may_rest: Asked before recording is to rest.
         """
         self.recording = self.news = True
-        self.repeated = self.different = self.first_different = 0
+        self.repeated = self.different = self.risen = 0
         self._may_rest = may_rest
         self._recorded: set[tuple[Kind, ...]] = set()
         self._seen: set[tuple[Kind, ...]] = set()
@@ -70,6 +72,7 @@ class Repetition:
         self._next_try = 0
         self._spans: list[tuple[int, int]] = []
         self._learned = False
+        self._odd = -NEARBY  # the last step of no recorded kind
 
     def ended(self, number: int, counted: Iterable[Counters]) -> bool:
         """A step has ended: whether the next one is to be recorded.
@@ -80,22 +83,23 @@ class Repetition:
         """
         kind, rises = self._compare(list(counted))
         unseen = kind not in self._seen
-        repeats = kind in self._recorded and not rises
+        known = kind in self._recorded
         if len(self._seen) < KINDS:
             self._seen.add(kind)
         if not self.recording:
-            self._count(number, repeats=repeats)
-            if rises or (not repeats and number >= self._next_try):
+            again = not known and number - self._odd <= NEARBY and number >= self._next_try
+            self._count(number, known=known, rises=rises)
+            if rises or again:
                 self._begin_again(whole=0)
             return self.recording
         self._whole += 1
-        self.news |= rises or (kind not in self._recorded if self._whole else unseen)
+        self.news |= rises or (unseen if not self._whole else not known)
         if not self._whole:
-            self._count(number, repeats=repeats)
-        elif kind not in self._recorded and len(self._recorded) < KINDS:
+            self._count(number, known=known, rises=rises)
+        elif not known and len(self._recorded) < KINDS:
             self._recorded.add(kind)
             self._learned = True
-        if repeats and self._whole >= self._fewest and self._may_rest():
+        if known and not rises and self._whole >= self._fewest and self._may_rest():
             self._rest(number)
         return self.recording
 
@@ -117,7 +121,7 @@ class Repetition:
         spans = list(self._spans)
         if self.recording and self._spans and self._whole > 0:
             spans.append((count - self._whole + 1, count))
-        if not self.repeated and not self.different:
+        if not self.repeated + self.different + self.risen:
             return ""
         shown = [f"{a:,} to {b:,}" if a < b else f"{a:,}" for a, b in spans[:SPANS]]
         if len(spans) > SPANS:
@@ -127,8 +131,9 @@ class Repetition:
             "what a recorded one did, by the allocator's counters, and were not recorded again"
         )
         if self.different:
-            text += f"; {self.different:,} (the first: step {self.first_different:,}) did "
-            text += "not: what came after them was recorded"
+            text += f"; {self.different:,} did not, but used no more than one before them"
+        if self.risen:
+            text += f"; {self.risen:,} used more than any before: what came next was recorded"
         return text + "."
 
     def _compare(self, counted: list[Counters]) -> tuple[tuple[Kind, ...], bool]:
@@ -152,13 +157,15 @@ class Repetition:
             self._last[now.device] = now
         return tuple(kinds), rises
 
-    def _count(self, number: int, *, repeats: bool) -> None:
+    def _count(self, number: int, *, known: bool, rises: bool) -> None:
         """A step that was not recorded, or not from its beginning."""
-        if repeats:
+        if rises:
+            self.risen += 1
+        elif known:
             self.repeated += 1
         else:
             self.different += 1
-            self.first_different = self.first_different or number
+            self._odd = number
 
     def _begin_again(self, *, whole: int) -> None:
         self.recording, self.news, self._learned = True, False, False
