@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tenure.live.runs.concluding import conclude
 from tenure.live.runs.counting import Counters
 from tenure.live.runs.overdue import Overdue
+from tenure.live.runs.record import Record
 from tenure.live.runs.repetition import AGAIN, FIRST, KINDS, Repetition
 from tenure.live.runs.windows import Window, window_of
 
@@ -225,3 +227,31 @@ def test_nothing_is_told_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert overdue._thread is not None
     overdue._thread.join(timeout=10)
     assert told == []
+
+
+# --- what the report says -----------------------------------------------------------------------
+
+
+def counters(peak: int) -> Counters:
+    """Of a device that had so many bytes requested at most."""
+    return Counters(0, 0, 0, 0, 0, peak, peak, peak, peak, 1)
+
+
+@pytest.mark.parametrize(
+    ("window", "ooms", "words"),
+    [
+        (Window(b"", 1.0, 2.0, 100 * MIB, 0), [], ""),
+        (Window(b"", 1.0, 2.0, 70 * MIB, 0), [], "30.00 MiB more than at the highest recorded"),
+        (Window(b"", 5.0, 5.1, 1, 0, out_of_memory=True), [5.0], "memory ran out while recording"),
+        (Window(b"", 1.0, 5.1, 100 * MIB, 0, out_of_memory=True), [5.0], ""),
+    ],
+)
+def test_what_the_recorded_part_lacks_is_said(
+    window: Window, ooms: list[float], words: str
+) -> None:
+    record = Record()
+    record.gpu.window, record.gpu.ooms, record.gpu.recorded = window, ooms, "Recorded: some."
+    record.gpu.peaks[0] = counters(100 * MIB)
+    told = conclude(record).missing
+    assert bool(told) == bool(words)
+    assert all(words in text for text in told)

@@ -20,6 +20,7 @@ from tenure.live.runs.lines import completed
 from tenure.live.runs.naming import name_births
 from tenure.live.runs.stepping import Rise, rise_of
 from tenure.live.runs.tidying import answers
+from tenure.live.runs.windows import SLACK
 from tenure.snapshots import read_snapshot, to_trace
 from tenure.snapshots.loading import devices_with_content
 from tenure.units import format_bytes
@@ -170,7 +171,7 @@ def _recorded(record: Record, missing: list[str]) -> None:
     window, gpu = record.gpu.window, record.gpu
     if window is None or not gpu.recorded:
         return
-    if window.out_of_memory and window.begun >= max(gpu.ooms, default=0.0):
+    if window.out_of_memory and window.begun >= max(gpu.ooms) - SLACK:
         missing.append(
             "memory ran out while recording rested: which lines made what was live is known only "
             "of what was made while it was recorded"

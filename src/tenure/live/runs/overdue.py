@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LEAST = 1.0  # seconds
+LEAST = 0.25  # seconds
 
 
 class Overdue:
