@@ -128,6 +128,7 @@ def test_every_card_has_its_kernels() -> None:
     [
         ("leak_graph", "torch", ""),
         ("leak_cycle", "torch", ""),
+        ("cuda_graph", "torch", ""),
         ("gpt2", "transformers", ""),
         ("gpt2_eager_fp32", "transformers", "32"),
         ("gpt2_varlen", "transformers", "32"),
@@ -148,6 +149,9 @@ def test_requests_are_the_recorded_ones(
     with lzma.open(SHARED / "traces" / f"{workload}.pickle.xz") as file:
         recorded = pickle.load(file)
     assert requests(value["snapshot"]) == requests(recorded)
+    truth = json.loads((SHARED / "traces" / f"{workload}.json").read_text())["stats"]
+    for name in ("allocated", "reserved"):
+        assert value["peak"][name] == truth[f"{name}_bytes.all.peak"]
     assert value["verdict"]["fits"]
     assert value["verdict"]["assumptions"] == {}
 
@@ -160,10 +164,18 @@ def test_requests_are_the_recorded_ones(
     [
         ("leak_graph", "torch", ""),
         ("leak_cycle", "torch", ""),
+        ("cuda_graph", "torch", ""),
+        ("prefetch_streams", "torch", ""),
+        ("prefetch_streams_sync", "torch", ""),
         ("gpt2", "transformers", ""),
-        ("vit", "timm", ""),
         ("gpt2_varlen", "transformers", "32"),
+        ("gpt2_eager_fp32", "transformers", "32"),
+        ("gpt2_accum_ckpt", "transformers", "32"),
         ("llama_lora", "peft", "32"),
+        ("vit", "timm", ""),
+        ("efficientnet_multiscale", "timm", ""),
+        ("resnet50", "torchvision", ""),
+        ("gnn", "torch_geometric", ""),
     ],
 )
 def test_it_fits_where_it_really_would(
@@ -293,15 +305,16 @@ def test_what_is_not_known_is_assumed_and_said(tmp_path: Path) -> None:
 
 @needs_torch
 def test_a_script_that_cannot_be_run_is_told_why_and_where(tmp_path: Path) -> None:
-    script = tmp_path / "graph.py"
+    script = tmp_path / "ranks.py"
     script.write_text(
-        "import torch\nx = torch.randn(4, device='cuda')\ngraph = torch.cuda.CUDAGraph()\n"
+        "import torch\nx = torch.randn(4, device='cuda')\n"
+        "torch.distributed.init_process_group('nccl')\n"
     )
     value, done = run_virtually(tmp_path, script)
     assert done.returncode == 1
     verdict = value["verdict"]
-    assert verdict["error_at"] == "graph.py:3"
-    assert "run without capture" in verdict["hint"]
+    assert verdict["error_at"] == "ranks.py:3"
+    assert "run one rank without torch.distributed" in verdict["hint"]
     assert verdict["confidence"] == "unknown" and verdict["peak_allocated_range"] is None
 
 
@@ -384,6 +397,55 @@ def test_a_card_cannot_come_after_torch() -> None:
         timeout=600,
     )
     assert "a virtual GPU has to be there before torch is" in done.stderr.splitlines()[-1]
+
+
+GRAPHS = """
+import torch
+model = torch.nn.Linear(1024, 1024).cuda()
+x = torch.randn(256, 1024, device="cuda")
+optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    model(x).square().mean().backward()
+    optimizer.step()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    print(torch.cuda.is_current_stream_capturing())
+before = torch.cuda.memory_allocated()
+graph.replay()
+print(torch.cuda.memory_allocated() == before, torch.cuda.is_current_stream_capturing())
+try:
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), pool=graph.pool()): loss.item()
+except RuntimeError as error: print(error)
+pool = torch.cuda.MemPool()
+with torch.cuda.use_mem_pool(pool): big = torch.empty(1 << 22, device="cuda")
+print(sorted({s["segment_pool_id"] for s in torch.cuda.memory_snapshot()}))
+del big, pool
+print(sorted({s["segment_pool_id"] for s in torch.cuda.memory_snapshot()}))
+graphed = torch.cuda.make_graphed_callables(torch.nn.Linear(1024, 8).cuda(), (x,))
+graphed(x).sum().backward()
+torch.cuda._sleep(1000)
+"""
+
+
+@needs_torch
+def test_graphs_are_captured_in_a_pool_of_their_own(tmp_path: Path) -> None:
+    script = tmp_path / "graphs.py"
+    script.write_text(GRAPHS)
+    value, done = run_virtually(tmp_path, script)
+    assert done.stdout.splitlines() == [
+        "True",
+        "True False",
+        "CUDA error: operation not permitted when stream is capturing",
+        "[(0, 0), (0, 1), (1, 0)]",
+        "[(0, 0), (1, 0)]",
+    ], done.stderr[-2000:]
+    assert not value["verdict"]["error"]
+    events = max(value["snapshot"]["device_traces"], key=len)
+    assert {e["pool_id"] for e in events if "pool_id" in e} >= {(1, 0), (0, 1)}
 
 
 @needs_torch

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -13,20 +12,30 @@ import torch
 import torch.cuda
 import torch.cuda.memory
 
+from tenure.virtual import captures
+
 if TYPE_CHECKING:
     from tenure.patches import Patches
     from tenure.virtual.card import Kernels
     from tenure.virtual.memory import Memory
+    from tenure.virtual.shim import CurrentStream
     from tenure.virtual.tracker import Tracker
 
 
 class Streams:
-    """Which stream is current on each thread, and which there are."""
+    """Which stream is current on each thread, and which there are.
 
-    def __init__(self, memory: Memory) -> None:
+    Attributes:
+        memory: Of the card.
+        count: How many were made.
+        capturing: Those whose work goes into a graph.
+    """
+
+    def __init__(self, memory: Memory, current: CurrentStream) -> None:
         self.memory = memory
         self.count = 0
-        self._local = threading.local()
+        self.capturing: set[int] = set()
+        self._current = current
 
     def new(self) -> int:
         """The number of a new stream."""
@@ -35,14 +44,21 @@ class Streams:
 
     def current(self) -> int:
         """The number of this thread's; 0 is the default one."""
-        return int(getattr(self._local, "stream", 0))
+        return self._current.number()
 
     def make_current(self, number: int) -> None:
         """Sets this thread's."""
-        self._local.stream = number
+        self._current.set(number)
+
+    def join(self, waiting: int, other: int) -> None:
+        """A stream that waits for a captured one is captured with it."""
+        if other in self.capturing:
+            self.capturing.add(waiting)
 
     def synchronize(self, *_args: Any) -> None:
         """Lets all work be done."""
+        if self.capturing:
+            raise RuntimeError(captures.NOT_PERMITTED)
         self.memory.finish(*range(self.count + 1))
 
 
@@ -70,14 +86,19 @@ def _stream_class(streams: Streams) -> type:
         def __hash__(self) -> int:
             return hash(self.cuda_stream)
 
-        def wait_stream(self, _stream: Any) -> None:
+        def wait_stream(self, stream: Any) -> None:
             """Orders nothing: no work runs here."""
+            streams.join(self.cuda_stream, stream.cuda_stream)
 
-        wait_event = wait_stream
+        def wait_event(self, event: Any) -> None:
+            """Orders nothing."""
+            streams.join(self.cuda_stream, getattr(event, "stream", 0))
 
         def record_event(self, event: Any = None) -> Any:
             """An event of this stream."""
-            return event or torch.cuda.Event()
+            event = event or torch.cuda.Event()
+            event.stream = self.cuda_stream
+            return event
 
         def synchronize(self) -> None:
             """Lets this stream's work be done."""
@@ -90,33 +111,45 @@ def _stream_class(streams: Streams) -> type:
     return Stream
 
 
-class Event:
-    """A CUDA event that is not there; always done, and no time passes."""
+def _event_class(streams: Streams) -> type:
+    class Event:
+        """A CUDA event that is not there; always done, and no time passes."""
 
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        self.cuda_event = 0
+        def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+            self.cuda_event = 0
+            self.stream = 0  # on which it was recorded
 
-    def record(self, _stream: Any = None) -> None:
-        """Nothing to wait for."""
+        def record(self, stream: Any = None) -> None:
+            """Nothing to wait for."""
+            self.stream = streams.current() if stream is None else stream.cuda_stream
 
-    wait = record
+        def wait(self, stream: Any = None) -> None:
+            """Nothing to wait for."""
+            waiting = streams.current() if stream is None else stream.cuda_stream
+            streams.join(waiting, self.stream)
 
-    def synchronize(self) -> None:
-        """Nothing to wait for."""
+        def synchronize(self) -> None:
+            """Nothing to wait for."""
 
-    def query(self) -> bool:
-        """Always done."""
-        return True
+        def query(self) -> bool:
+            """Always done."""
+            return True
 
-    def elapsed_time(self, _end: Any) -> float:
-        """Milliseconds: not known, and never 0, since scripts divide by it."""
-        return 1.0
+        def elapsed_time(self, _end: Any) -> float:
+            """Milliseconds: not known, and never 0, since scripts divide by it."""
+            return 1.0
+
+    return Event
 
 
-def paint(patches: Patches, memory: Memory, tracker: Tracker, kernels: Kernels) -> None:
+def paint(patches: Patches, tracker: Tracker, current: CurrentStream) -> None:
     """Replaces what a CPU build cannot answer."""
-    streams = Streams(memory)
+    memory, kernels = tracker.memory, tracker.kernels
+    streams = Streams(memory, current)
     tracker.stream = streams.current
+    captured = captures.Captures(memory, streams)
+    tracker.override(captured.overrides(), first=True)
+    captures.paint(patches, captured)
     _device(patches, memory, kernels)
     _streams(patches, streams, tracker)
     _memory(patches, memory)
@@ -159,7 +192,7 @@ def _device(patches: Patches, memory: Memory, kernels: Kernels) -> None:
         "get_device_capability": lambda _device=None: kernels.capability,
         "get_arch_list": lambda: [f"sm_{major}{minor}"],
         "is_bf16_supported": lambda *_args, **_named: True,
-        "is_current_stream_capturing": lambda: False,
+        "_sleep": lambda _cycles: None,
         "ipc_collect": lambda: None,
     }
     for name, answer in answers.items():
@@ -182,7 +215,7 @@ def _streams(patches: Patches, streams: Streams, tracker: Tracker) -> None:
 
     for name, answer in {
         "Stream": kind,
-        "Event": Event,
+        "Event": _event_class(streams),
         "current_stream": current,
         "default_stream": lambda _device=None: kind(stream=0),
         "set_stream": lambda stream: streams.make_current(stream.cuda_stream),

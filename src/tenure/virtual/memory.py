@@ -25,6 +25,7 @@ from tenure.virtual.card import kernels_of
 # As PyTorch writes them into a snapshot (engine/trace.hpp).
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, OOM = 0, 1, 2, 8
 _GROWS = frozenset((3, 5))  # segment_alloc, segment_map
+DEFAULT_POOL = (0, 0)
 PENDING = 2  # state of a block (recording.py)
 
 _NEAR = 16  # autograd nodes in a row whose operators ask for nothing
@@ -54,6 +55,20 @@ class Lineage(NamedTuple):
 
     number: int
     in_backward: bool
+
+
+class Route(NamedTuple):
+    """Where requests go while a graph is captured, or a pool is chosen.
+
+    Attributes:
+        pool: Its id, as PyTorch writes it.
+        accepts: Whether a request of a stream goes there.
+        capture: Whether a graph is captured.
+    """
+
+    pool: tuple[int, int]
+    accepts: Callable[[int], bool]
+    capture: bool = False
 
 
 class Memory:
@@ -110,6 +125,8 @@ class Memory:
         self._pending: dict[int, tuple[int, int]] = {}  # freed, not completed: bytes, stream
         self._segments: dict[int, int] = {}  # address of what was allocated or mapped -> stream
         self._waiting = 0  # bytes of those that waited when last looked at
+        self._routes: list[Route] = []
+        self.pools: dict[int, tuple[int, int]] = {}  # event -> its private pool
         self._used = False  # whether any block was used by another stream than its own
         self._highest: dict[str, int] = {}
         self._shown: dict[CodeType, bool] = {}
@@ -138,7 +155,8 @@ class Memory:
             return 0
         with self._lock:
             try:
-                address = int(self.allocator.allocate(size, stream))
+                pool = self._pool_for(stream)
+                address = int(self.allocator.allocate(size, stream, pool))
             except OutOfMemoryError as error:
                 raise self._failure(error, size, stream) from None
             stack = self._stack()
@@ -146,8 +164,58 @@ class Memory:
             self._live[address] = (size, stream, stack, forward)
             self._log_completed()
             self._log_segments(stream)
+            if pool != DEFAULT_POOL:
+                self.pools[len(self.actions)] = pool
             self._record(ALLOC, address, size, stream, stack, forward)
             return address
+
+    def begin_route(self, route: Route) -> None:
+        """Sends requests to a pool, which is made if it is not there."""
+        with self._lock:
+            self.allocator.create_pool(route.pool)
+            self._routes.append(route)
+            if self._holds_back(route):
+                self.allocator.begin_capture()
+
+    def end_route(self, pool: tuple[int, int]) -> None:
+        """Ends the latest route to a pool."""
+        with self._lock:
+            route = next((r for r in reversed(self._routes) if r.pool == pool), None)
+            if route is not None:
+                self._routes.remove(route)
+                if self._holds_back(route):
+                    self.allocator.end_capture()
+
+    def create_pool(
+        self, pool: tuple[int, int], *, use_on_oom: bool = False, no_split: bool = False
+    ) -> None:
+        """Makes a pool, or holds it once more."""
+        with self._lock:
+            self.allocator.create_pool(pool)
+            if no_split:
+                self.allocator.set_no_split(pool)
+            if use_on_oom:
+                self.allocator.set_use_on_oom(pool, True)
+
+    def release_pool(self, pool: tuple[int, int], *, empty: bool = False) -> None:
+        """Holds a pool once less.
+
+        Args:
+            pool: Its id.
+            empty: Whether its free segments are given back at once, if nobody holds it.
+        """
+        with self._lock:
+            self.allocator.release_pool(pool)
+            if empty:
+                self.allocator.empty_cache_pool(pool)
+                self._log_segments()
+
+    def _pool_for(self, stream: int) -> tuple[int, int]:
+        return next((r.pool for r in reversed(self._routes) if r.accepts(stream)), DEFAULT_POOL)
+
+    def _holds_back(self, route: Route) -> bool:
+        """Whether PyTorch completes no frees meanwhile: for any pool until 2.12."""
+        return route.capture or self.settings.torch_version < (2, 13)
 
     def free(self, address: int) -> None:
         """Takes a block back."""

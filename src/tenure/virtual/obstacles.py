@@ -9,13 +9,6 @@ from tenure.lifetimes import is_library
 # What an error says -> why it came, and what to try; the first that fits holds.
 _HINTS = (
     (
-        ("dummy base class CUDAGraph", "dummy base class _CudaGraph", "cudaGraph"),
-        (
-            "CUDA graphs are captured on a card only: run without capture; the private pool of the "
-            "graph comes on top"
-        ),
-    ),
-    (
         ("triton", "Triton"),
         (
             "hand-written kernels run on a card only: choose one of PyTorch's own, such as "
@@ -23,7 +16,7 @@ _HINTS = (
         ),
     ),
     (
-        ("NCCL", "nccl", "init_process_group", "MASTER_ADDR"),
+        ("NCCL", "nccl", "init_process_group", "torch.distributed", "MASTER_ADDR"),
         "several GPUs are not modelled: run one rank without torch.distributed",
     ),
     (

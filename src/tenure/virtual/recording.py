@@ -47,8 +47,11 @@ def plain_snapshot(memory: Memory) -> dict[str, Any]:
             "user_metadata": "",
             "frames": stacks[stack],
             **({"forward_frames": stacks[forward]} if forward >= 0 else {}),
+            **({"pool_id": memory.pools[number]} if number in memory.pools else {}),
         }
-        for action, address, size, stream, time_us, stack, forward in zip(*columns, strict=True)
+        for number, (action, address, size, stream, time_us, stack, forward) in enumerate(
+            zip(*columns, strict=True)
+        )
     ]
     return {
         "segments": _segments(memory, stacks[-1]),

@@ -20,7 +20,7 @@ from tenure.virtual import recording, stand_ins
 from tenure.virtual.ending import EnoughSteps, exit_code
 from tenure.virtual.memory import Memory
 from tenure.virtual.obstacles import hint_for, line_of
-from tenure.virtual.shim import load_shim
+from tenure.virtual.shim import CurrentStream, load_shim
 from tenure.virtual.traits import Traits
 from tenure.virtual.verdict import Verdict, judge
 
@@ -121,12 +121,12 @@ def virtual_gpu(
     card = gpu if isinstance(gpu, Card) else card_named(gpu)
     if conf is not None:
         virtual_settings(card, conf, torch_version)  # wrong ones are refused before anything runs
-    _prepare()
+    current = _prepare()
     from tenure.virtual.stage import Stage
 
     memory = Memory(card, lambda: virtual_settings(card, conf, torch_version), unlimited=unlimited)
     run = VirtualRun(memory)
-    stage = Stage(run.memory)
+    stage = Stage(run.memory, current)
     try:
         with stage:
             yield run
@@ -137,13 +137,13 @@ def virtual_gpu(
         run.operators = {str(f): n for f, n in stage.tracker.operators.items()}
 
 
-_shim: list[Any] = []
+_prepared: list[CurrentStream] = []
 
 
-def _prepare() -> None:
+def _prepare() -> CurrentStream:
     """Loads the shim, then torch: once a process."""
-    if _shim:
-        return
+    if _prepared:
+        return _prepared[0]
     library = load_shim()
     # Before torch.cuda is patched: it refuses functions under two names.
     importlib.import_module("torch._dynamo")
@@ -152,7 +152,8 @@ def _prepare() -> None:
     stand_ins.install()
 
     library.tenure_install_guard()
-    _shim.append(library)
+    _prepared.append(CurrentStream(library))
+    return _prepared[0]
 
 
 def run_script(

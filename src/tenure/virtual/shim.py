@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,23 @@ def load_shim() -> Any:
             raise
         return InferenceOnly(folder)
     return ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+class CurrentStream:
+    """The number of each thread's stream, which PyTorch sees too where the shim is compiled.
+
+    Args:
+        library: The shim.
+    """
+
+    def __init__(self, library: Any) -> None:
+        local = threading.local()
+        self.number: Callable[[], int] = lambda: getattr(local, "stream", 0)
+        self.set: Callable[[int], Any] = lambda number: setattr(local, "stream", number)
+        if isinstance(library, ctypes.CDLL):
+            self.number, self.set = library.tenure_current_stream, library.tenure_set_stream
+            library.tenure_current_stream.restype = ctypes.c_long
+            library.tenure_set_stream.argtypes = (ctypes.c_long,)
 
 
 class InferenceOnly:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenure.virtual.memory import Memory
+    from tenure.virtual.shim import CurrentStream
 
 _kernels: list[Any] = []  # registered once a process: PyTorch takes none twice
 
@@ -36,10 +37,10 @@ class Stage:
         unmodelled: Knows what no rule describes.
     """
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Memory, current: CurrentStream) -> None:
         if not _kernels:
             _kernels.append(selection.register_kernels())
-        self.memory = memory
+        self.current = current
         self.kernels = kernels_of(memory.card)
         self.fake = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
         self.tracker = Tracker(memory, self.kernels)
@@ -52,7 +53,7 @@ class Stage:
 
     def __enter__(self) -> Self:
         try:
-            face.paint(self.patches, self.memory, self.tracker, self.kernels)
+            face.paint(self.patches, self.tracker, self.current)
             self._patch_torch()
             self.fake.__enter__()
             self.tracker.__enter__()

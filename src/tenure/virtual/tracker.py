@@ -44,7 +44,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         self._overrides: dict[Any, list[Callable[..., Any]]] = {}
         self.after: list[Callable[..., None]] = []
         self._known: dict[int, tuple[Any, int]] = {}  # storage -> its weak reference, address
-        self._workspaces: set[tuple[int, str]] = set()
+        self._workspaces: set[tuple[int, int, str]] = set()
         self._local = threading.local()
         # The operator and the shapes of its arguments: shapes, since a reference to a tensor would
         # keep it alive, and keep autograd from taking a gradient over as it is.
@@ -68,10 +68,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         self._ask(func, args, kwargs, result)
         return result
 
-    def override(self, operators: dict[Any, Callable[..., Any]]) -> None:
-        """Lets functions run in operators' place; one that returns NotImplemented leaves it."""
+    def override(self, operators: dict[Any, Callable[..., Any]], *, first: bool = False) -> None:
+        """Lets functions run in operators' place; one that returns NotImplemented leaves it.
+
+        Args:
+            operators: The function of each.
+            first: Whether it is asked before those that are there.
+        """
         for func, replacement in operators.items():
-            self._overrides.setdefault(func, []).append(replacement)
+            there = self._overrides.setdefault(func, [])
+            there.insert(0 if first else len(there), replacement)
 
     def note(self, operator: str) -> None:
         """Counts an operator that ran without being dispatched."""
@@ -119,8 +125,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
                 self.memory.free(address)
 
     def _first_use(self, what: str) -> bool:
-        """Whether this thread had no workspace of that kind yet; from now on it has."""
-        key = (threading.get_ident(), what)
+        """Whether this thread had no workspace of that kind on its stream; from now on it has."""
+        key = (threading.get_ident(), self.stream(), what)
         if key in self._workspaces:
             return False
         self._workspaces.add(key)

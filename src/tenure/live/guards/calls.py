@@ -154,8 +154,18 @@ class Calls:
             self._around(runtime, "cudaHostUnregister", before=recorder.unregistered)
         if not recorder.device.real:
             # Neither reaches the dispatcher there.
-            self._around(torch.Tensor, "record_stream", before=recorder.recorded)
+            self._record_stream()
             self._around(torch.Tensor, "pin_memory", after=lambda out, *_: recorder.pin(out))
+
+    def _record_stream(self) -> None:
+        """Asks before PyTorch is told of a use; a fault of ours leaves the call as it was."""
+        recorder, original = self.recorder, self._torch.Tensor.record_stream
+
+        def record_stream(tensor: Any, stream: Any) -> None:
+            if recorder.quietly(recorder.recorded, tensor, stream) is not False:
+                original(tensor, stream)
+
+        self._patches.set(self._torch.Tensor, "record_stream", record_stream)
 
     def _listen(self) -> None:
         """Registers with PyTorch's own hooks, where this version has them."""

@@ -346,7 +346,7 @@ class Recorder:
             effective = self.checker.record_stream(storage._cdata, which, site)
         if not effective:
             self.self_records[site] = max(self.self_records.get(site, 0), block.bytes)
-        return self.mode is not Mode.SYNC or block.owner is None or not self.device.real
+        return self.mode is not Mode.SYNC or block.owner is None
 
     def resizes(self, storage: Any, *_size: int) -> None:
         """A storage gives its memory back and gets other memory."""
