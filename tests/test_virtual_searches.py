@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tenure.errors import UsageError
+from tenure.settings import parse_alloc_conf
 from tenure.units import GIB, MIB
 from tenure.virtual.advising import Advised, Measured
 from tenure.virtual.batches import (
@@ -24,6 +26,7 @@ from tenure.virtual.batches import (
     search,
 )
 from tenure.virtual.changes import CHANGES, took_effect
+from tenure.virtual.foretelling import Requests
 from tenure.virtual.traits import Traits
 from tenure.virtual.trials import Outcome, Trial
 from test_virtual import needs_torch
@@ -116,6 +119,59 @@ def test_the_number_of_runs_is_bounded() -> None:
     assert found.notes
 
 
+def requests_of(batch: int, *, layers: int = 3, each: int = 40_000) -> Requests:
+    """A step of a job: parameters, and in each layer what is kept and what is not."""
+    kept = range(1, 2 * layers, 2)
+    size = [30 * MIB]
+    events = [(0, True)]
+    for number in kept:
+        size += [each * batch, 3 * each * batch + 1_000 * number]
+        events += [(number, True), (number + 1, True), (number + 1, False)]
+    events += [(number, False) for number in reversed(kept)]
+    numbers, begins = zip(*events, strict=True)
+    return Requests(
+        np.array(numbers), np.array(begins), np.array(size), np.zeros(len(size), np.uint64)
+    )
+
+
+@pytest.mark.parametrize("each", [300, 40_000, 700_000])
+def test_two_runs_foretell_every_request_of_a_third(each: int) -> None:
+    settings, usable = parse_alloc_conf(""), 500 * MIB
+
+    def fits(batch: int) -> bool:
+        requests = requests_of(batch, each=each)
+        return requests.fit(requests.size, settings, usable)
+
+    runs: list[int] = []
+
+    def measure(values: list[int]) -> list[Outcome]:
+        runs.extend(values)
+        return [
+            Outcome(
+                fits=fits(value),
+                allocated=int(requests_of(value, each=each).size.sum()),
+                requests=requests_of(value, each=each),
+            )
+            for value in values
+        ]
+
+    found = search(Argument("--batch", 8, 1), usable, measure)
+    assert found.largest is not None
+    assert fits(found.largest) and not fits(found.largest + 1)
+    assert len(runs) <= (8 if each == 300 else 6)  # 64 times larger at most, each time
+
+
+def test_requests_come_back_from_a_file(tmp_path: Path) -> None:
+    outcome = Outcome(fits=True, allocated=5, requests=requests_of(4))
+    outcome.write(tmp_path)
+    read = Outcome.read(tmp_path)
+    assert read is not None and read.requests is not None
+    assert read.requests.is_like(requests_of(9)) and not read.requests.is_like(
+        requests_of(9, layers=2)
+    )
+    assert read.allocated == 5 and Outcome.read(tmp_path / "none") is None
+
+
 # --- the argument --------------------------------------------------------------------------------
 
 
@@ -130,6 +186,7 @@ def test_the_number_of_runs_is_bounded() -> None:
         ("--batch=4", ["x"], 4, ("x", "--batch", "9")),
         ("--batch=4", ["--batch", "8"], 4, ("--batch", "9")),
         ("train.batch=4", [], 4, ("train.batch=9",)),
+        ("2=4", ["train"], 4, ("train", "9")),
     ],
 )
 def test_an_argument_is_found_as_scripts_take_it(
@@ -155,6 +212,7 @@ def test_an_environment_variable_is_one_too() -> None:
         ("--batch", ["--batch", "auto"], "--batch has the value 'auto', not a whole number"),
         ("3", ["8"], "3 is not among"),
         ("--batch", ["--batch", "0"], "not a whole number above 0"),
+        ("3=8", ["train"], "3 is not among the script's arguments (train)"),
     ],
 )
 def test_a_wrong_argument_is_refused(name: str, arguments: list[str], said: str) -> None:

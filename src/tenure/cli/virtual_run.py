@@ -110,9 +110,9 @@ def _find_batch(script: str, arguments: list[str], options: dict[str, Any]) -> i
     from tenure.cards import card_named
     from tenure.virtual.batches import find_batch
 
-    def note(value: int, outcome: Any) -> None:
+    def note(label: str, value: int, outcome: Any) -> None:
         answer = outcome.error or ("fits" if outcome.fits else "does not fit")
-        click.echo(f"tenure: {options['find_batch']} {value}: {answer}", err=True)
+        click.echo(f"tenure: {label} {value}: {answer}", err=True)
 
     trial = _trial(script, arguments, options)
     found = find_batch(options["find_batch"], trial, card_named(options["gpu"]).usable, note)

@@ -8,13 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tenure.cards import card_named
 from tenure.errors import UsageError
+from tenure.settings import AllocatorSettings, parse_alloc_conf
 from tenure.units import format_bytes
+from tenure.virtual.foretelling import largest_that_fits
+from tenure.virtual.running import virtual_settings
 from tenure.virtual.trials import Outcome, Trial, run_trials
 
 MOST_RUNS = 24
 _LARGEST = 1 << 24
-_BENT = 8  # runs after which a straight line should have found the answer
+_FARTHEST = 64  # times the largest that fits: what a script makes on the host is real
+_BENT = 4  # rounds after which it should have been foretold
 _BATCH = re.compile(r"(^|[-_.])(batch([-_]?size)?|bs|bsz)$")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 _FORMS = (
@@ -38,6 +43,11 @@ class Argument:
     start: int
     place: int
     prefix: str = ""
+
+    @property
+    def label(self) -> str:
+        """As it is called in messages."""
+        return f"argument {self.name}" if self.name.isdigit() else self.name
 
     def put(self, trial: Trial, value: int) -> Trial:
         """The trial with another value."""
@@ -87,7 +97,7 @@ class BatchSearch:
 
     def text(self) -> str:
         """The same for people."""
-        name, usable = self.argument.name, format_bytes(self.usable)
+        name, usable = self.argument.label, format_bytes(self.usable)
         if self.largest is None:
             lines = [f"No value of {name} was found with which it fits in {usable}."]
         else:
@@ -125,7 +135,10 @@ def find_argument(
     if found is None and bare in environment:
         found = -1, "", environment[bare]
     added = tuple(arguments)
-    if found is None and given:
+    if found is None and given and bare == str(len(arguments) + 1):
+        added = (*arguments, given)
+        found = _positional(bare, added)
+    if found is None and given and not bare.isdigit():
         if _VARIABLE.fullmatch(bare):
             found = -1, "", given
         else:
@@ -171,7 +184,7 @@ def find_batch(
     name: str,
     trial: Trial,
     usable: int,
-    progress: Callable[[int, Outcome], None] = lambda _value, _outcome: None,
+    progress: Callable[[str, int, Outcome], None] = lambda _label, _value, _outcome: None,
 ) -> BatchSearch:
     """Runs the script with other values of an argument until the largest that fits is known.
 
@@ -179,36 +192,43 @@ def find_batch(
         name: The argument, as `find_argument` takes it.
         trial: The run to vary.
         usable: Bytes of the card that tensors can use.
-        progress: Called with each value's outcome.
+        progress: Called with the argument's label, a value and its outcome.
 
     Raises:
         UsageError: There is no such argument.
     """
     argument, arguments = find_argument(name, trial.arguments, os.environ)
-    trial = replace(trial, arguments=arguments)
+    trial = replace(trial, arguments=arguments, keeps_requests=True)
 
     def measure(values: list[int]) -> list[Outcome]:
         outcomes = run_trials([argument.put(trial, value) for value in values])
         for value, outcome in zip(values, outcomes, strict=True):
-            progress(value, outcome)
+            progress(argument.label, value, outcome)
         return outcomes
 
-    return search(argument, usable, measure)
+    def settings(conf: str) -> AllocatorSettings:
+        return virtual_settings(card_named(trial.gpu), conf, trial.torch_version)
+
+    return search(argument, usable, measure, settings)
 
 
 def search(
-    argument: Argument, usable: int, measure: Callable[[list[int]], list[Outcome]]
+    argument: Argument,
+    usable: int,
+    measure: Callable[[list[int]], list[Outcome]],
+    settings: Callable[[str], AllocatorSettings] = parse_alloc_conf,
 ) -> BatchSearch:
-    """The search itself: doubles, foretells from what is near, and confirms both neighbours.
+    """The search itself: foretells from two runs, and confirms the answer and the value after it.
 
     Args:
         argument: What is varied; its start is tried first.
         usable: Bytes of the card.
         measure: Runs values, two at a time at best.
+        settings: The allocator's, from a conf.
     """
     tried: dict[int, Outcome] = {}
     notes: list[str] = []
-    step = 1
+    step = rounds = 1
     wanted = [argument.start, argument.start * 2]
     while wanted and len(tried) < MOST_RUNS:
         tried.update(zip(wanted, measure(wanted), strict=True))
@@ -219,7 +239,16 @@ def search(
             )
         if any(tried[v].error for v in wanted if v % argument.start == 0):
             break
-        wanted = _next(argument, tried, usable, step, notes)
+        bracket = _bracket(tried, step)
+        if bracket.is_answer:
+            break
+        if bracket.low and not bracket.high and _is_level(bracket.good):
+            notes.append(
+                f"memory does not grow with {argument.label}: is it what sets the size of a batch?"
+            )
+            break
+        wanted = _next(bracket, _foretold(bracket, usable, settings), rounds)
+        rounds += 1
     largest, more = _conclusion(tried, step)
     if len(tried) >= MOST_RUNS:
         more.append(f"stopped after {len(tried)} runs: larger values than the answer may fit")
@@ -230,38 +259,72 @@ def search(
     return BatchSearch(argument, usable, tried, largest, (*notes, *more))
 
 
-def _next(
-    argument: Argument, tried: dict[int, Outcome], usable: int, step: int, notes: list[str]
-) -> list[int]:
-    """The values to run next, none if the answer is known."""
+@dataclass(frozen=True)
+class _Bracket:
+    """What is known of the answer.
+
+    Attributes:
+        good: Outcomes of values that the script takes.
+        low: The largest value that fits, below all that do not; 0 if there is none.
+        high: The least above it that does not fit; 0 if there is none.
+        step: Values are multiples of it.
+    """
+
+    good: dict[int, Outcome]
+    low: int
+    high: int
+    step: int
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether nothing is left to try."""
+        if self.high:
+            return self.high - self.low <= self.step
+        return self.low >= _LARGEST
+
+
+def _bracket(tried: dict[int, Outcome], step: int) -> _Bracket:
     good = {v: o for v, o in tried.items() if not o.error}
     fitting = [v for v, o in good.items() if o.fits]
     failing = [v for v, o in good.items() if not o.fits]
     low = max((v for v in fitting if all(v < f for f in failing)), default=0)
     high = min((v for v in failing if v > low), default=0)
-    if low and not high and _is_level(good):
-        notes.append(
-            f"memory does not grow with {argument.name}: is it what sets the size of a batch?"
-        )
-        return []
-    if high and high - low <= step:
-        return []
-    if not high and low >= _LARGEST:
-        return []
-    guess = _foretold(good, usable) // step * step
-    if high:
-        guess = min(max(guess, low + step), high - step)
-        pair = {guess, guess + step if guess + step < high else guess - step}
-        if len(tried) > _BENT:  # not a straight line: halve instead
-            pair.add((low + high) // 2 // step * step)
-            pair.discard(guess)
+    return _Bracket(good, low, high, step)
+
+
+def _next(bracket: _Bracket, guess: int, rounds: int) -> list[int]:
+    """The values to run next, given the one that is foretold to be the answer."""
+    low, high, step = bracket.low, bracket.high, bracket.step
+    last = high - step if high else min(low * _FARTHEST, _LARGEST)
+    guess = guess // step * step
+    if high and rounds > _BENT:  # not as foretold: into three
+        third = (high - low) // 3 // step * step
+        pair = {low + max(third, step), high - max(third, step)}
+    elif guess <= low:  # what was foretold is near: in longer and longer strides
+        pair = {low + step, low + step * 4 ** max(rounds - 2, 0)}
+    elif high and guess >= high - step:
+        pair = {high - step, high - step * 4 ** max(rounds - 2, 0)}
     else:
-        guess = min(max(guess, low + step), low * 8, _LARGEST)
-        pair = {guess, guess + step}
-    return sorted(v for v in pair if v >= step and v not in tried and v > low)[:2]
+        pair = {guess, guess + step} if guess < last else {last}
+    pair = {min(max(value, low + step), last) for value in pair}
+    return sorted(value for value in pair if value not in bracket.good)
 
 
-def _foretold(good: dict[int, Outcome], usable: int) -> int:
+def _foretold(bracket: _Bracket, usable: int, settings: Callable[[str], AllocatorSettings]) -> int:
+    """The largest value that should fit, by the two nearest runs."""
+    good = bracket.good
+    nearest = sorted(sorted(good, key=lambda v: abs(good[v].allocated - usable))[:2])
+    if len(nearest) == 2:
+        runs = {v: found for v in nearest if (found := good[v].requests) is not None}
+        if len(runs) == 2:
+            bounds = bracket.low, bracket.high or bracket.low * _FARTHEST
+            value = largest_that_fits(runs, settings(good[nearest[0]].conf), usable, bounds)
+            if value is not None:
+                return value
+    return _on_a_line(good, usable)
+
+
+def _on_a_line(good: dict[int, Outcome], usable: int) -> int:
     """The largest value that fits if memory is a straight line through the two nearest runs."""
     distinct = {good[value].allocated: value for value in sorted(good)}
     nearest = [distinct[size] for size in sorted(distinct, key=lambda s: abs(s - usable))[:2]]

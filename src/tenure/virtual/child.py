@@ -1,4 +1,4 @@
-"""The process of one trial: python -m tenure.virtual.child ASKED ANSWER."""
+"""The process of one trial: python -m tenure.virtual.child FOLDER."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import time
 from pathlib import Path
 
 from tenure.errors import TenureError
+from tenure.virtual.foretelling import Requests
 from tenure.virtual.running import run_script
-from tenure.virtual.trials import Outcome, Trial
+from tenure.virtual.trials import ASKED, Outcome, Trial
 from tenure.virtual.verdict import fit_of, fits_of
 
 
-def main(asked: str, answer: str) -> None:
-    """Runs the trial that one file describes, and writes its outcome into the other."""
+def main(folder: Path) -> None:
+    """Runs the trial that a folder describes, and writes its outcome there."""
     begun = time.monotonic()
-    trial = Trial(**json.loads(Path(asked).read_text()))
+    trial = Trial(**json.loads((folder / ASKED).read_text()))
     version = trial.torch_version
     run = run_script(
         trial.script,
@@ -46,14 +47,16 @@ def main(asked: str, answer: str) -> None:
         assumptions=sum(run.assumptions.values()),
         cards={f.card.name: "tight" if f.tight else "yes" if f.fits else "no" for f in cards},
         seconds=time.monotonic() - begun,
+        conf=run.memory.settings.conf,
+        requests=Requests.of(run.memory) if trial.keeps_requests and not error else None,
     )
-    Path(answer).write_text(json.dumps(outcome.as_dict()))
+    outcome.write(folder)
 
 
 if __name__ == "__main__":
     code = 0
     try:
-        main(sys.argv[1], sys.argv[2])
+        main(Path(sys.argv[1]))
     except TenureError as error:
         sys.stderr.write(f"tenure: {error}\n")
         code = error.exit_code

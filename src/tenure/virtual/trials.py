@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tenure.errors import UsageError
+from tenure.virtual.foretelling import Requests
 from tenure.virtual.traits import Traits
 
+ASKED, _ANSWER, _REQUESTS = "asked.json", "answer.json", "requests.npz"  # in a trial's folder
 STEPS = 3  # from the second step on a job of fixed shapes has its peak; the third shows growth
 _TOGETHER = 2  # processes at a time: each takes a core and about 1 GiB
 
@@ -33,6 +34,7 @@ class Trial:
         steps: The run ends after so many steps of an optimizer; 0: with the script.
         change: Name of a change to make (`changes.CHANGES`); empty for none.
         environment: Variables to set.
+        keeps_requests: Whether the outcome says what the run asked for.
     """
 
     script: str
@@ -43,6 +45,7 @@ class Trial:
     steps: int = STEPS
     change: str = ""
     environment: dict[str, str] = field(default_factory=dict)
+    keeps_requests: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Outcome:
         traits: What it was seen to do.
         assumptions: How many values were assumed.
         cards: Name of each card in the table -> "yes", "tight" or "no", smallest first.
+        conf: Settings that were in force.
+        requests: What it asked for, where the trial keeps that.
     """
 
     fits: bool
@@ -70,15 +75,28 @@ class Outcome:
     traits: Traits = field(default_factory=Traits)
     assumptions: int = 0
     cards: dict[str, str] = field(default_factory=dict)
+    conf: str = ""
+    requests: Requests | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return {**vars(self), "traits": self.traits.as_dict()}
+    def write(self, folder: Path) -> None:
+        """Writes it into a folder."""
+        value = {**vars(self), "traits": self.traits.as_dict()}
+        requests = value.pop("requests")
+        if requests is not None:
+            requests.save(folder / _REQUESTS)
+        (folder / _ANSWER).write_text(json.dumps(value))
 
     @staticmethod
-    def from_dict(value: dict[str, Any]) -> Outcome:
-        """The reverse of `as_dict`."""
-        return Outcome(**{**value, "traits": Traits.from_dict(value["traits"])})
+    def read(folder: Path) -> Outcome | None:
+        """Reads what `write` wrote; None if it did not."""
+        if not (folder / _ANSWER).exists():
+            return None
+        value = json.loads((folder / _ANSWER).read_text())
+        requests = folder / _REQUESTS
+        return Outcome(
+            **{**value, "traits": Traits.from_dict(value["traits"])},
+            requests=Requests.read(requests) if requests.exists() else None,
+        )
 
 
 def run_trials(
@@ -109,9 +127,8 @@ def run_trials(
 def run_trial(trial: Trial, timeout: float | None = None) -> Outcome:
     """One run; the script's output goes nowhere but into the outcome's error."""
     with tempfile.TemporaryDirectory(prefix="tenure-") as folder:
-        asked, answer = Path(folder) / "asked", Path(folder) / "answer"
-        asked.write_text(json.dumps(asdict(trial)))
-        command = [sys.executable, "-m", "tenure.virtual.child", str(asked), str(answer)]
+        (Path(folder) / ASKED).write_text(json.dumps(asdict(trial)))
+        command = [sys.executable, "-m", "tenure.virtual.child", folder]
         try:
             ended = subprocess.run(  # noqa: S603  this interpreter, with a module of this package
                 command,
@@ -126,9 +143,10 @@ def run_trial(trial: Trial, timeout: float | None = None) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome(fits=False, error=f"took more than {timeout:.0f} s, and was ended")
         said = [line for line in ended.stderr.splitlines() if line.strip()]
-        if not answer.exists():
+        outcome = Outcome.read(Path(folder))
+        if outcome is None:
             last = said[-1] if said else "no message"
             if ended.returncode == UsageError.exit_code:
                 raise UsageError(last.removeprefix("tenure: "))
             return Outcome(fits=False, error=f"the process ended ({ended.returncode}): {last}")
-        return Outcome.from_dict(json.loads(answer.read_text()))
+        return outcome
