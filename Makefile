@@ -84,7 +84,7 @@ bench: $(VENV)/installed ## Run the benchmarks; one JSON line per case
 
 fuzz: $(VENV)/ready ## Fuzz each target for FUZZ_SECONDS (60), sanitizers on
 	$(CONFIGURE) -B $(BUILD)/fuzz $(CLANG) -DTENURE_FUZZ=ON -DTENURE_SANITIZE=address,undefined
-	$(CMAKE) --build $(BUILD)/fuzz
+	$(CMAKE) --build $(BUILD)/fuzz --target fuzzers
 	@for target in $(BUILD)/fuzz/fuzz_*; do \
 		name=$${target##*/fuzz_}; corpus=$(BUILD)/fuzz/corpus/$$name; mkdir -p $$corpus; \
 		seeds=engine/fuzz/corpus/$$name; [ -d $$seeds ] || seeds=; \
