@@ -1,78 +1,17 @@
-"""Convolutions: their layout, which kernel takes them, copies and workspaces.
-
-Which workspace cuDNN takes is decided on the card. The rules here are those that its heuristics
-followed in recordings of torch 2.11 on an H200 (NCHW 16 and 32 bits, channels_last 16 bits), with
-what is small left out; for other layouts, types and cards they are a guess.
-"""
+"""Convolutions and batch norm: their layout, which kernel takes them, the order of copies."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tenure.virtual import reductions
 from tenure.virtual.steps import OUTPUTS, Call, Step, bytes_of, on_card, once, planned
+from tenure.virtual.workspaces import Shape, weight_workspace, workspace
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tenure.virtual.card import Kernels
-
-_SMALL_KERNEL = 9  # elements of a filter that has kernels of its own for images
-_FEW_CHANNELS = 4
-_NARROW = 16  # output channels below which weight gradients of large maps copy their input
-_TILE = 128  # of a matrix product's result
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A convolution by its sizes.
-
-    Attributes:
-        inputs: Bytes of the input, as all sizes here without its batch's padding.
-        weights: Bytes of the weight.
-        outputs: Bytes of the output.
-        batch: How many images.
-        channels: Of the input.
-        filters: Channels of the output.
-        groups: Of channels.
-        window: Elements of a filter, of one channel.
-        pixels: Of one image of the input.
-        strided: Whether it skips pixels.
-        patches: Whether its stride is its window.
-        element: Bytes of an element.
-        channels_last: Its layout.
-    """
-
-    inputs: int
-    weights: int
-    outputs: int
-    batch: int
-    channels: int
-    filters: int
-    groups: int
-    window: int
-    pixels: int
-    strided: bool
-    patches: bool
-    element: int
-    channels_last: bool
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is a product of matrices, without a window."""
-        return self.window == 1 and not self.strided
-
-    @property
-    def aligned(self) -> bool:
-        """Whether 16 bytes hold whole pixels, so that NCHW needs no copy."""
-        return self.pixels == 1 or self.pixels * self.element % 16 == 0
-
-    def widened(self, size: int, to: int) -> int:
-        """Bytes of an input or a weight with its channels padded."""
-        return size // self.channels * (-(-self.channels // to) * to)
 
 
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -100,64 +39,6 @@ def is_native_depthwise(source: Any, weight: Any, groups: int, *, transposed: bo
     return depthwise and not prefers_channels_last(source, weight)
 
 
-def workspace(shape: Shape, kernels: Kernels) -> int:
-    """Bytes of the workspace of a convolution, or of its gradient by the input."""
-    if not _on_tensor_cores(shape, kernels) or shape.pixels == 1:
-        return 0
-    if shape.channels_last:
-        if shape.channels < _FEW_CHANNELS and shape.element == 2:
-            return shape.widened(shape.inputs, 4) + shape.widened(shape.weights, 4) + 16
-        return 0
-    if shape.plain:
-        narrow = min(shape.filters, shape.channels) < _NARROW
-        return 0 if shape.aligned or narrow else shape.inputs + shape.outputs + 16
-    if shape.channels < _FEW_CHANNELS and shape.element == 2:
-        if shape.window <= _SMALL_KERNEL and not shape.patches:
-            return 0
-        wide = shape.widened(shape.inputs, 8) + shape.widened(shape.weights, 8)
-        return wide + shape.outputs + 16
-    weights = shape.weights if shape.window > 1 else 0
-    return shape.inputs + shape.outputs + weights + 16
-
-
-def weight_workspace(shape: Shape, kernels: Kernels) -> int:
-    """Bytes of the workspace of a convolution's gradient by the weight."""
-    if not _on_tensor_cores(shape, kernels) or shape.pixels == 1:
-        return 0
-    partial = shape.weights // shape.element * 4
-    if shape.channels_last:
-        return _split(shape, kernels) * partial
-    both = shape.inputs + shape.outputs
-    if shape.plain:
-        if shape.filters < _NARROW and shape.pixels > 10_000:
-            return both
-        split = shape.batch * partial
-        return split if shape.aligned or split < both // 2 else both + 16
-    if shape.channels < _FEW_CHANNELS and shape.element == 2:
-        wide = shape.widened(shape.inputs, 8) + shape.outputs
-        parts = 7 if shape.patches else _split(shape, kernels)
-        return wide + parts * shape.widened(shape.weights, 8) + 144
-    return both + (4 * partial if shape.window > 1 else 16)
-
-
-def _split(shape: Shape, kernels: Kernels) -> int:
-    """Among how many blocks the sum over images and pixels is split, to fill the card."""
-    across = shape.channels // shape.groups
-    tiles = math.ceil(shape.filters / _TILE) * math.ceil(across * shape.window / _TILE)
-    return max(kernels.multiprocessors // tiles, 1)
-
-
-def _on_tensor_cores(shape: Shape, kernels: Kernels) -> bool:
-    """Others work in NCHW as it is: no copies. Of 32 bits as TF32, which PyTorch allows cuDNN."""
-    if shape.groups > 1 and shape.groups == shape.channels:
-        return False
-    return (
-        kernels.capability >= (7, 0)
-        if shape.element == 2
-        else (shape.element == 4 and kernels.capability >= (8, 0))
-    )
-
-
 def _shape(source: Any, weight: Any, result: Any, *, stride: Any, groups: int) -> Shape:
     return Shape(
         inputs=bytes_of(source),
@@ -168,11 +49,12 @@ def _shape(source: Any, weight: Any, result: Any, *, stride: Any, groups: int) -
         filters=result.shape[1],
         groups=groups,
         window=math.prod(weight.shape[2:]),
-        pixels=math.prod(source.shape[2:]),
+        size=tuple(source.shape[2:]),
         strided=any(step != 1 for step in stride),
         patches=tuple(weight.shape[2:]) == tuple(stride),
         element=source.element_size(),
         channels_last=prefers_channels_last(source, weight),
+        bfloat16=str(source.dtype) == "torch.bfloat16",
     )
 
 
@@ -233,7 +115,7 @@ def _convolution_backward(call: Call) -> Iterator[Step]:
         yield Step("output", index=0)
         if not _lies(weight, last):
             yield Step("take", "weight", bytes_of(weight))
-        yield from once("workspace", workspace(shape, call.kernels))
+        yield from once("workspace", workspace(shape, call.kernels, backward=True))
         if not _lies(weight, last):
             yield Step("drop", "weight")
     if mask[1]:

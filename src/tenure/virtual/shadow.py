@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
+from tenure.virtual import masks
+
 _aten = torch.ops.aten
 _STORAGE_OPERATORS = frozenset(
     getattr(packet, overload)
@@ -35,9 +37,15 @@ _DECIDED_BY_ONE = {  # operators of truth values -> the value that decides alone
     _aten.bitwise_or.Tensor: True,
     _aten.logical_or.default: True,
 }
+_FILLED = {  # operators that take only the shape of their input -> what they fill another with
+    _aten.zeros_like.default: 0,
+    _aten.new_zeros.default: 0,
+    _aten.ones_like.default: 1,
+    _aten.new_ones.default: 1,
+}
 _MOST_INTEGERS = 20_000_000  # elements of a tensor whose values are kept
 _MOST_FLOATS = 4_096
-_MOST_DERIVED = 10_000_000  # floats that follow from known values, and not by a product
+_MOST_DERIVED = 20_000_000  # floats that follow from known values, and not by a product
 _PLAIN_INDEX = 7  # an index that means nothing special: a token that ends no text
 _LONGEST_WAIT = 1_000  # equal answers to one question before the other one is given
 # Functions of libraries in which a truth value means that work is left: of transformers.
@@ -90,6 +98,7 @@ class Shadows:
         outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
         inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         written = _written(func, args) if func._schema.is_mutable else []
+        masks.follow(func, args, outputs, written, value_of)
         # Of storage operators: a value would come to lie in a storage without data.
         if func in _STORAGE_OPERATORS or not _is_worth_computing(func, inputs, outputs):
             _forget(written)
@@ -136,8 +145,9 @@ class Shadows:
         tensor = args[0]
         value = self._read(tensor)
         if value is None:
-            self._assume("half of the elements of an unknown mask are set")
-            return _places(tensor, (tensor.numel() + 1) // 2)
+            count, why = masks.expected(tensor)
+            self._assume(why)
+            return _places(tensor, count)
         with torch._C._DisableTorchDispatch():
             found = torch.nonzero(value)
         fake = _places(tensor, found.shape[0])
@@ -405,6 +415,10 @@ def _guess(func: Any, args: Any, outputs: list[Any]) -> None:
         _fill(outputs[0], func is _aten.eq.Tensor, _FINITE)
     elif func in {_aten.eq.Scalar, _aten.ne.Scalar} and args[1] in {float("inf"), -float("inf")}:
         _fill(outputs[0], func is _aten.ne.Scalar, _FINITE)
+    elif func in _FILLED and not outputs[0].dtype.is_floating_point:
+        _fill(outputs[0], _FILLED[func], "")
+    elif masks.is_always_met(func, args):
+        _fill(outputs[0], True, "")
     elif func in _DECIDED_BY_ONE:
         _decide(outputs[0], [*map(value_of, args[:2])], _DECIDED_BY_ONE[func])
     elif func in {_aten.isnan.default, _aten.isinf.default}:
