@@ -78,6 +78,7 @@ def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
         cwd=cwd,
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -117,13 +118,63 @@ def test_output_errors_and_exit_code_are_pythons_own(text: str, code: int, tmp_p
 
 
 def test_arguments_name_and_file_are_pythons_own(tmp_path: Path) -> None:
-    text = "import sys\nprint(sys.argv, __name__, __file__, sys.path[0], '__main__' in sys.modules)"
-    (tmp_path / "script.py").write_text(text + "\n")
+    text = """
+        import sys, sibling
+        print(sys.argv, __name__, __file__, sys.path[0], '__main__' in sys.modules, __spec__)
+        print(__builtins__, type(__loader__).__name__, sys.stdin.read())
+    """
+    write(tmp_path, text)
+    (tmp_path / "sibling.py").touch()
     args = ["script.py", "--json", "-o", "x", "cpu"]
+    plain = subprocess.run(
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+    )
+    assert run(*args, cwd=tmp_path).stdout == plain.stdout
+
+
+MODULES = {
+    "package/__init__.py": "",
+    "package/__main__.py": "import sys; from .other import x; print(sys.argv, __spec__.name, x)",
+    "package/other.py": "x = 1\nif __name__ == '__main__': print(__package__, __file__)",
+    "package/broken.py": "x = (",
+    "package/leaves.py": "raise SystemExit(4)",
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("package", 0),
+        ("package.other", 0),
+        ("package.leaves", 4),
+        ("package.nothing", 1),
+        ("nothing", 1),
+        ("package.broken", 1),
+    ],
+)
+def test_a_module_runs_as_python_runs_it(module: str, code: int, tmp_path: Path) -> None:
+    for name, text in MODULES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    args = ["-m", module, "a", "--json"]
     plain = subprocess.run(
         [sys.executable, *args], capture_output=True, text=True, check=False, cwd=tmp_path
     )
-    assert run(*args, cwd=tmp_path).stdout == plain.stdout
+    shown = run("--json", "-o", "report.json", *args, cwd=tmp_path)
+    assert (shown.returncode, shown.stdout) == (plain.returncode, plain.stdout)
+    assert shown.returncode == code
+    assert shown.stderr.splitlines()[-1:] == plain.stderr.splitlines()[-1:]
+    assert json.loads((tmp_path / "report.json").read_text())["file"] == f"-m {module}"
+
+
+def test_a_module_that_is_not_named_is_one_line(tmp_path: Path) -> None:
+    shown = run("-m", cwd=tmp_path)
+    assert (shown.returncode, len(shown.stderr.splitlines())) == (2, 1)
 
 
 def test_a_missing_script_is_one_line_and_bad_input(tmp_path: Path) -> None:

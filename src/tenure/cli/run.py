@@ -41,14 +41,17 @@ _NO_RECORDING = (
 @click.argument("script", metavar="SCRIPT")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGS]...")
 def command(script: str, arguments: tuple[str, ...], **options: Any) -> int:
-    """Run a script as python would, and say what held its memory.
+    """Run a script, or -m MODULE, as python would, and say what held its memory.
 
     The script keeps its output, its errors and its exit code. The report goes to stderr, or with
     -o to a file, when the script has ended, however it ended.
     """
     for file in (options["output"], options["snapshot"], options["html"]):
         check_output(file, force=options["force"])
+    shown = " ".join((script, *arguments[:1])) if script == "-m" else script
     if options["gpu"]:
+        if shown != script:
+            raise UsageError("--gpu runs a script's file: name it instead of -m MODULE")
         _refuse(options, "live", "rules", "capacity", with_what="--gpu")
         return run_on_virtual_gpu(script, list(arguments), options)
     refuse_virtual_options(options)
@@ -59,7 +62,7 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     from tenure.live.runs.running import run_script
 
     return run_script(
-        script, arguments, lambda run: _report(script, run, options), before=_before(options)
+        script, arguments, lambda run: _report(shown, run, options), before=_before(options)
     ).exit_code
 
 

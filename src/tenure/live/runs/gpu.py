@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 RING = 300_000  # events kept; some hundred bytes each
 NEARLY_FULL = 0.8  # of the ring, for a snapshot to be taken at an out-of-memory
 PER_ALLOCATION = 2.2  # events, about: alloc, free requested, free completed, segments
-LOOK_FOR_DEVICES = 64  # marks
+FIRST_MARKS = 8  # in which it is looked whether more devices hold memory ...
+LOOK_FOR_DEVICES = 64  # ... and marks between two looks after that
 ROOM = 0.8  # of what may be reserved: above, an out-of-memory is near, whose past must be known
 OOMS = 2  # out-of-memories of a run that are looked at
 _ABSENT: Any = object()
@@ -384,7 +385,8 @@ class Gpu:
     def _devices(self, torch: Any) -> list[int]:
         """Those that hold memory; now and then it is looked whether more do by now."""
         self._marks += 1
-        if self._marks % LOOK_FOR_DEVICES == 1 or not self.record.peaks:
+        often = self._marks <= FIRST_MARKS or not self.record.peaks
+        if often or self._marks % LOOK_FOR_DEVICES == 1:
             return list(range(min(torch.cuda.device_count(), 64)))
         return list(self.record.peaks)
 

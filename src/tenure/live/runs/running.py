@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import importlib.machinery
 import importlib.util
 import io
 import os
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from tenure.diagnoses import Finding
     from tenure.live.runs.record import Record
+
+MODULE = "-m"
 
 
 @dataclass(frozen=True)
@@ -56,19 +60,21 @@ def run_script(
     """Runs a script and watches its memory.
 
     Args:
-        script: Path of the script.
+        script: Path of the script; or "-m", then a module's name is the first argument.
         arguments: Its `sys.argv[1:]`.
         report: Called after the script has ended, before the interpreter closes down.
         before: Called when the script has imported torch.
 
     Raises:
         BadInputError: There is no such script.
+        UsageError: "-m" without a module.
     """
-    path = os.path.abspath(script)  # noqa: PTH100  as Python does: links stay
-    source = _source(path, script)
+    if script == MODULE:
+        execute = _module(arguments)
+    else:
+        execute = _file(script, arguments)
     process = os.getpid()
     watch = Watch()
-    main = _main_module(script, path, arguments)
     ended: BaseException | None = None
     when_imported("torch", lambda: _torch_is_there(watch, before))
     lookout = Lookout()
@@ -81,7 +87,7 @@ def run_script(
     lookout.begin()
     with _reported_at_os_exit(leaves):
         try:
-            exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+            execute()
         except BaseException as error:  # noqa: BLE001  whatever ends a script ends it
             ended = error
             _without_our_frames(error)
@@ -96,6 +102,58 @@ def run_script(
     if interrupted:
         _die_of_interrupt()
     return run
+
+
+def _file(script: str, arguments: tuple[str, ...]) -> Callable[[], None]:
+    """Makes `__main__` and `sys` as a script expects them; what is given back runs it."""
+    path = os.path.abspath(script)  # noqa: PTH100  as Python does: links stay
+    source = _source(path, script)
+    main = _new_main(str(Path(path).resolve().parent), [script, *arguments])
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    main.__dict__.update(__file__=path, __loader__=loader, __spec__=None, __cached__=None)
+
+    def execute() -> None:
+        exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+    return execute
+
+
+def _module(arguments: tuple[str, ...]) -> Callable[[], None]:
+    """Likewise for `-m MODULE`; its packages are imported, and watched, when it runs."""
+    if not arguments:
+        raise UsageError("-m needs a module: tenure run -m package.module")
+    main = _new_main(os.getcwd(), [MODULE, *arguments[1:]])  # noqa: PTH109  as Python does
+
+    def execute() -> None:
+        spec = _spec_of(arguments[0])
+        loader: Any = spec.loader
+        code = loader.get_code(spec.name)
+        sys.argv[0] = str(spec.origin)
+        main.__dict__.update(
+            __file__=spec.origin,
+            __loader__=loader,
+            __spec__=spec,
+            __cached__=spec.cached,
+            __package__=spec.parent,
+        )
+        exec(code, main.__dict__)  # noqa: S102
+
+    return execute
+
+
+def _spec_of(name: str) -> importlib.machinery.ModuleSpec:
+    """Where a module's code is, a package's in its `__main__`; ends as `python -m` if nowhere."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            return _spec_of(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # of something that a package imports
+        spec = None
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"{sys.executable}: No module named {name}")
+    return spec
 
 
 def _source(path: str, script: str) -> bytes:
@@ -239,15 +297,12 @@ def when_imported(name: str, act: Callable[[], None]) -> None:
     sys.meta_path.insert(0, Finder)
 
 
-def _main_module(script: str, path: str, arguments: tuple[str, ...]) -> types.ModuleType:
+def _new_main(folder: str, argv: list[str]) -> types.ModuleType:
     """A new `__main__`, and `sys` as the script expects it."""
     main = types.ModuleType("__main__")
-    main.__dict__.update(
-        __file__=path, __builtins__=__builtins__, __spec__=None, __cached__=None, __doc__=None
-    )
+    main.__dict__.update(__builtins__=builtins, __doc__=None)
     sys.modules["__main__"] = main
-    sys.argv = [script, *arguments]
-    folder = str(Path(path).resolve().parent)
+    sys.argv = argv
     if not getattr(sys.flags, "safe_path", False):
         if sys.path:
             sys.path[0] = folder  # where the folder of the `tenure` command was

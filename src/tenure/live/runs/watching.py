@@ -87,6 +87,7 @@ class Watch:
         self._hooks: list[Any] = []
         self._process = os.getpid()
         self._thread = threading.get_ident()
+        self._threads = False  # others made steps
 
     def start(self) -> None:
         """Begins to watch; torch must have been imported."""
@@ -199,6 +200,7 @@ class Watch:
             self._next = self._near = self._step_peak * NEAR
         self._step_peak = self.bytes
         if self.record.device != "cuda":
+            self._note_thread()
             return
         self._record_next(number, counted, seconds)
         if number >= WATCHED_STEPS:
@@ -210,6 +212,14 @@ class Watch:
             elif allocated >= self._next:
                 self._next = allocated * HIGHER
                 self.look("step")
+
+    def _note_thread(self) -> None:
+        if threading.get_ident() != self._thread and not self._threads:
+            self._threads = True
+            self.record.missing.append(
+                "the script makes steps in other threads, whose operations are not counted on the "
+                "CPU: peaks are of what the main thread made, and of the moments looked at"
+            )
 
     def _become_steady(self, last: StepMark) -> None:
         """Leaves operations to PyTorch's history, at a place where that is allowed."""
