@@ -100,7 +100,7 @@ class Allocator {
     // Elastic rules, for callers that let streams be served side by side (lane.hpp). allocate_in
     // and free_in may run for several lanes at once; nothing else may run beside them.
     Lane lane(Stream stream);
-    bool serves_lanes() const;  // else lanes have to wait: for a capture, events, a log
+    bool serves_lanes() const;  // else lanes have to wait: for a capture, or for events
     Block* allocate_in(Lane& lane, Bytes requested);  // null: takes more than the lane has
     bool free_in(Lane& lane, Block* block);           // false likewise
     // While nothing moves, each lane is counted; before lanes go on, they are dealt their room.
@@ -265,6 +265,10 @@ class Allocator {
     void drop_segment(Segment* segment);
     void count_reserved(Home& home, Bytes change);
     void log(Action action, Address address, Bytes size, const Home& home);
+
+    // lanes.cpp
+    Block* split_in_place(Home& home, Block* rest, Bytes size);
+    void join_in_place(Home& home, Block* block);
 
     // streams.cpp: free, uses, events
     void start_waiting(Block* block);

@@ -7,6 +7,7 @@
 
 #include "engine/errors.hpp"
 #include "engine/settings.hpp"
+#include "engine/torch_rules.hpp"
 
 namespace tenure::elastic_rules {
 
@@ -26,6 +27,10 @@ inline Settings effective(Settings settings) {
     settings.roundup_power2_divisions.fill(0);
     settings.garbage_collection_threshold = 0;
     return settings;
+}
+
+inline Bytes round_size(Bytes requested) {
+    return round_up(std::max(requested, torch_rules::min_block_size), torch_rules::min_block_size);
 }
 
 inline void require_valid(const Settings& settings) {

@@ -17,27 +17,19 @@ namespace tenure {
 
 class FreeList {
   public:
-    void insert(Block* block) {
-        block->rank = next_rank();
-        const std::size_t bin = bin_of(block->size);
-        Block** link = &roots_[bin];
-        while (*link && stays_above(**link, *block))
-            link = before(*block, **link) ? &(*link)->left : &(*link)->right;
-        Block* below = *link;
-        *link = block;
-        unzip(below, block);
-        occupied_[bin / 64] |= std::uint64_t{1} << bin % 64;
-        ++size_;
-    }
+    void insert(Block* block) { insert(block, bin_of(block->size)); }
+    void erase(Block* block) { erase(block, bin_of(block->size)); }
 
-    void erase(Block* block) {
-        const std::size_t bin = bin_of(block->size);
-        Block** link = &roots_[bin];
-        while (*link != block) link = before(*block, **link) ? &(*link)->left : &(*link)->right;
-        *link = zip(block->left, block->right);
-        block->left = block->right = nullptr;
-        if (!roots_[bin]) occupied_[bin / 64] &= ~(std::uint64_t{1} << bin % 64);
-        --size_;
+    // A block of the list gets another place and size. Alone in its bin, and still of it, it stays
+    // where it is: so does most often what is left of a large block, or joined to one.
+    void change(Block* block, Address address, Bytes size) {
+        const std::size_t from = bin_of(block->size);
+        const std::size_t to = bin_of(size);
+        const bool stays = from == to && roots_[from] == block && !block->left && !block->right;
+        if (!stays) erase(block, from);
+        block->address = address;
+        block->size = size;
+        if (!stays) insert(block, to);
     }
 
     // The first block of at least `size` bytes, or null.
@@ -71,6 +63,27 @@ class FreeList {
         const auto bytes = static_cast<std::uint64_t>(std::max(size, Bytes{steps}));
         const auto log2 = static_cast<std::size_t>(std::bit_width(bytes)) - 1;
         return steps * log2 + (bytes >> (log2 - std::countr_zero(steps))) % steps;
+    }
+
+    void insert(Block* block, std::size_t bin) {
+        block->rank = next_rank();
+        ++size_;
+        occupied_[bin / 64] |= std::uint64_t{1} << bin % 64;
+        Block** link = &roots_[bin];
+        while (*link && stays_above(**link, *block))
+            link = before(*block, **link) ? &(*link)->left : &(*link)->right;
+        Block* below = *link;
+        *link = block;
+        unzip(below, block);
+    }
+
+    void erase(Block* block, std::size_t bin) {
+        --size_;
+        Block** link = &roots_[bin];
+        while (*link != block) link = before(*block, **link) ? &(*link)->left : &(*link)->right;
+        *link = zip(block->left, block->right);
+        block->left = block->right = nullptr;
+        if (!roots_[bin]) occupied_[bin / 64] &= ~(std::uint64_t{1} << bin % 64);
     }
 
     // The nearest bin with a block in it, from `bin` on or before `bin`; if none, the last bin.

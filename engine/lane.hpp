@@ -1,6 +1,6 @@
 // A lane: what one stream needs to be served by itself, so that threads on streams of their own do
 // not meet. It reaches the stream's two homes in the default pool and nothing else of the
-// allocator, and counts for itself; lanes.cpp has what it may do.
+// allocator, and counts for itself; lanes.hpp has what it may do.
 //
 // Peaks stay exact without a common counter: while nothing moves, the room below each peak is dealt
 // out among the lanes. A lane that keeps to its ceiling passes no peak, whatever the others do; at
@@ -36,6 +36,10 @@ struct Counts {
         a += b;
         return a;
     }
+    friend Counts operator-(Counts a, const Counts& b) {
+        a -= b;
+        return a;
+    }
     bool within(const Counts& ceiling) const {
         return blocks <= ceiling.blocks && allocated <= ceiling.allocated &&
                requested <= ceiling.requested;
@@ -44,11 +48,12 @@ struct Counts {
 };
 
 struct Lane {
-    static constexpr int most_idle = 16;  // from then on it is better left out
+    static constexpr int most_idle = 16;    // from then on it is better left out
+    static constexpr std::size_t both = 2;  // index of the two halves together, behind theirs
 
-    std::array<Home*, 2> homes;     // of the large and of the small half
-    std::array<Counts, 2> taken{};  // handed out by the lane itself since all was last counted
-    std::array<Counts, 2> given{};  // taken back likewise
+    std::array<Home*, 2> homes;      // of the large and of the small half
+    std::array<Counts, 2> taken{};   // handed out by the lane itself since all was last counted
+    std::array<Counts, 2> before{};  // live at that time
     // What may be live at most: in the large half, in the small one, in both together.
     std::array<Counts, 3> ceiling{};
     std::array<Counts, 3> most{};  // that was ever live when room was dealt out

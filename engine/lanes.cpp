@@ -1,4 +1,4 @@
-// What a lane may do by itself, and how lanes share the room below the peaks.
+// When lanes may serve, and how they share the room below the peaks.
 #include <algorithm>
 #include <utility>
 
@@ -9,31 +9,29 @@ namespace tenure {
 
 namespace {
 
-constexpr int both = 2;  // index of the two halves together
-
-Counts live_in(const Lane& lane, int level) {
-    return level == both ? lane.homes[0]->live + lane.homes[1]->live
-                         : lane.homes[static_cast<std::size_t>(level)]->live;
+Counts live_in(const Lane& lane, std::size_t level) {
+    return level == Lane::both ? lane.homes[0]->live + lane.homes[1]->live
+                               : lane.homes[level]->live;
 }
 
-const Counter& counter_of(const PoolCounter& counter, int level) {
-    if (level == both) return counter.all;
+const Counter& counter_of(const PoolCounter& counter, std::size_t level) {
+    if (level == Lane::both) return counter.all;
     return level == 1 ? counter.small_pool : counter.large_pool;
 }
 
 // What may still become live before the counter passes its peak.
-std::int64_t below_peak(const PoolCounter& counter, int level) {
+std::int64_t below_peak(const PoolCounter& counter, std::size_t level) {
     const Counter& of_level = counter_of(counter, level);
     return of_level.peak - of_level.current;
 }
 
 // Each lane gets back what it lacks to its own highest level, or its share of that; what is left
 // goes to all alike.
-void deal_one(std::span<Lane* const> lanes, int level, std::int64_t Counts::* count,
+void deal_one(std::span<Lane* const> lanes, std::size_t level, std::int64_t Counts::* count,
               std::int64_t room) {
-    const auto i = static_cast<std::size_t>(level);
     std::int64_t wanted = 0;
-    for (const Lane* lane : lanes) wanted += lane->most[i].*count - live_in(*lane, level).*count;
+    for (const Lane* lane : lanes)
+        wanted += lane->most[level].*count - live_in(*lane, level).*count;
     const double share =
         wanted > room ? static_cast<double>(room) / static_cast<double>(wanted) : 1;
     const std::int64_t rest =
@@ -41,9 +39,9 @@ void deal_one(std::span<Lane* const> lanes, int level, std::int64_t Counts::* co
     std::int64_t left = room;
     for (Lane* lane : lanes) {
         const std::int64_t live = live_in(*lane, level).*count;
-        const auto own = static_cast<double>(lane->most[i].*count - live);
+        const auto own = static_cast<double>(lane->most[level].*count - live);
         const auto more = std::min(left, static_cast<std::int64_t>(share * own) + rest);
-        lane->ceiling[i].*count = live + more;
+        lane->ceiling[level].*count = live + more;
         left -= more;
     }
 }
@@ -56,50 +54,17 @@ Lane Allocator::lane(Stream stream) {
 }
 
 bool Allocator::serves_lanes() const {
-    return is_elastic() && captures_ == 0 && !completed_ && deferred_.empty() && held_.empty() &&
+    return is_elastic() && captures_ == 0 && deferred_.empty() && held_.empty() &&
            std::all_of(events_.begin(), events_.end(),
                        [](const auto& queue) { return queue.second.empty(); });
-}
-
-Block* Allocator::allocate_in(Lane& lane, Bytes requested) {
-    if (requested <= 0) return nullptr;
-    const Bytes rounded = torch_rules::round_size(settings_, requested);
-    const bool small = torch_rules::is_small(rounded);
-    Home& home = *lane.homes[small];
-    const Counts more{1, rounded, requested};
-    const Counts live = home.live + more;
-    if (!live.within(lane.ceiling[small]) ||
-        !(live + lane.homes[!small]->live).within(lane.ceiling[both]))
-        return nullptr;
-    Block* block = home.free.best_fit(rounded);
-    if (!block) return nullptr;
-    home.free.erase(block);
-    if (block->size > rounded) block = split_front(block, rounded);
-    block->state = BlockState::live;
-    block->requested = requested;
-    home.live = live;
-    lane.taken[small] += more;
-    return block;
-}
-
-bool Allocator::free_in(Lane& lane, Block* block) {
-    Home& home = *block->segment->home;
-    const bool small = home.half->small;
-    if (&home != lane.homes[small] || !block->uses.empty() || is_mark_due(*home.clock))
-        return false;
-    const Counts less{1, block->size, block->requested};
-    home.live -= less;
-    lane.given[small] += less;
-    put_back(block);
-    return true;
 }
 
 void Allocator::count(Lane& lane) {
     ++lane.idle;
     for (const bool small : {false, true}) {
-        if (lane.taken[small].blocks == 0 && lane.given[small].blocks == 0) continue;
         const Counts taken = std::exchange(lane.taken[small], {});
-        const Counts given = std::exchange(lane.given[small], {});
+        const Counts given = lane.before[small] + taken - lane.homes[small]->live;
+        if (taken.blocks == 0 && given.blocks == 0) continue;
         lane.idle = 0;
         statistics_.allocation.settle(small, taken.blocks, given.blocks);
         statistics_.active.settle(small, taken.blocks, given.blocks);
@@ -111,9 +76,11 @@ void Allocator::count(Lane& lane) {
 
 void Allocator::deal(std::span<Lane* const> lanes) {
     if (lanes.empty()) return;
-    for (const int level : {0, 1, both}) {
+    for (Lane* lane : lanes)
+        for (const bool small : {false, true}) lane->before[small] = lane->homes[small]->live;
+    for (const std::size_t level : {std::size_t{0}, std::size_t{1}, Lane::both}) {
         for (Lane* lane : lanes) {
-            Counts& most = lane->most[static_cast<std::size_t>(level)];
+            Counts& most = lane->most[level];
             const Counts live = live_in(*lane, level);
             most.blocks = std::max(most.blocks, live.blocks);
             most.allocated = std::max(most.allocated, live.allocated);

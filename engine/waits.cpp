@@ -3,6 +3,7 @@
 
 #include "engine/allocator.hpp"
 #include "engine/elastic_rules.hpp"
+#include "engine/lanes.hpp"
 
 namespace tenure {
 
@@ -12,12 +13,6 @@ void Allocator::note_free(StreamClock& clock, Block* block) {
     const bool due = is_mark_due(clock);
     block->stamp = ++clock.frees;
     if (due) mark(clock, clock.frees);
-}
-
-// Whether the next free is worth an event.
-bool Allocator::is_mark_due(const StreamClock& clock) const {
-    return elastic_.is_scarce && captures_ == 0 &&
-           (clock.frees + 1) % elastic_rules::marked_frees == 0;
 }
 
 // The first event behind the stamp, recorded now if there is none. Null: its work is over, be it

@@ -1,7 +1,9 @@
 // Calls PyTorch's current allocator as PyTorch's own C++ does; needs no device of CUDA's.
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <unordered_set>
 
 namespace caching = c10::cuda::CUDACachingAllocator;
@@ -10,6 +12,20 @@ namespace {
 
 std::shared_ptr<caching::AllocatorState> checkpoint;
 caching::CheckpointDelta delta;
+
+// The first line of what was thrown; empty for nothing. Until the next call.
+template <typename Call>
+const char* error_of(Call call) {
+    static std::string error;
+    error.clear();
+    try {
+        call();
+    } catch (const std::exception& caught) {
+        error = caught.what();
+        error.resize(std::min(error.find('\n'), error.size()));
+    }
+    return error.c_str();
+}
 
 }  // namespace
 
@@ -47,6 +63,25 @@ void caller_forget() {
 int caller_is_live(int device, uint64_t pool, void** pointers, size_t count) {
     return caching::checkPoolLiveAllocations(static_cast<c10::DeviceIndex>(device), {pool, 0},
                                              std::unordered_set<void*>(pointers, pointers + count));
+}
+
+// What was in the way of one device's reaching another's memory; empty for nothing.
+const char* caller_enable_peer_access(int reader, int owner) {
+    return error_of([=] {
+        caching::enablePeerAccess(static_cast<c10::DeviceIndex>(reader),
+                                  static_cast<c10::DeviceIndex>(owner));
+    });
+}
+
+// Sending, receiving, and what NCCL's registration begins with.
+const char* caller_share(void* pointer) {
+    return error_of([=] { caching::shareIpcHandle(pointer); });
+}
+const char* caller_receive() {
+    return error_of([] { caching::getIpcDevPtr("a handle"); });
+}
+const char* caller_track() {
+    return error_of([] { caching::attachAllocatorTraceTracker([](const auto&) {}); });
 }
 
 void caller_delete(void* pointer) { caching::raw_delete(pointer); }

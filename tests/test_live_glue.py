@@ -38,6 +38,9 @@ caller.caller_is_live.argtypes = [
     ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t
 ]
 caller.caller_delete.argtypes = [ctypes.c_void_p]
+for function in ("enable_peer_access", "share", "receive", "track"):
+    getattr(caller, "caller_" + function).restype = ctypes.c_char_p
+caller.caller_share.argtypes = [ctypes.c_void_p]
 
 def take(size, stream=0):
     buffer = _engine.LiveBuffer(size, 0, stream)
@@ -110,6 +113,57 @@ assert is_live(7, [])
 _engine.Live.check(0)
 actions = [event["action"] for event in torch.cuda.memory._snapshot()["device_traces"][0]]
 assert actions.count("free_requested") == 1 + 2 + 5 + 4, actions
+""",
+        stand_in=False,
+    )
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("peers", ["1", "0"])
+def test_memory_is_reached_from_another_device_where_pytorch_asks_for_it(peers: str) -> None:
+    run(
+        PREPARE
+        + f"""
+import os
+driver = ctypes.CDLL(os.environ["TENURE_DRIVER_LIBRARY"])
+driver.fake_driver_may_reach.argtypes = [ctypes.c_uint64, ctypes.c_int]
+tenure.install(quiet=True)
+before = take(100 << 20)  # the other device is not used yet
+assert driver.fake_driver_may_reach(before, 0) and not driver.fake_driver_may_reach(before, 1)
+error = caller.caller_enable_peer_access(1, 0).decode()
+reached = [driver.fake_driver_may_reach(address, 1) for address in (before, take(200 << 20))]
+if {peers}:
+    assert "be given access" not in error, error  # but CUDA's own: it has no device here
+    assert reached == [1, 1]
+else:
+    assert "GPU 1 cannot be given access to the memory of GPU 0" in error, error
+    assert reached == [0, 0]
+""",
+        stand_in=False,
+        FAKE_DRIVER_DEVICES="2",
+        FAKE_DRIVER_PEERS=peers,
+    )
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("glue", [True, False])
+def test_what_cannot_be_had_is_one_clear_error(glue: bool) -> None:
+    run(
+        PREPARE
+        + f"""
+tenure.install(quiet=True, glue={glue})
+block = take(1000)
+share, receive, track = (
+    error.decode() for error in (caller.caller_share(block), caller.caller_receive(),
+                                 caller.caller_track())
+)
+if {glue}:
+    assert "tenure: CUDA tensors cannot be sent to other processes (IPC)" in share, share
+    assert share == receive
+    assert "tenure: its memory cannot be registered with NCCL" in track, track
+else:  # PyTorch's own words
+    assert all("does not" in error for error in (share, receive, track)), (share, receive, track)
+_engine.Live.check(0)
 """,
         stand_in=False,
     )

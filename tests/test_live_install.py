@@ -314,6 +314,34 @@ def test_two_gpus_have_counts_limits_and_messages_of_their_own(rules: str) -> No
     )
 
 
+@each_rules
+def test_without_virtual_memory_segments_serve(rules: str) -> None:
+    run(
+        f"""
+        import torch, tenure
+        from tenure import _engine
+        tenure.install({rules!r}, capacity="200MiB")
+        first = torch.empty(30 << 20)
+        second = torch.empty(500)
+        first.fill(1), second.fill(2)
+        assert torch.cuda.memory_reserved() == 32 << 20
+        assert not any(name.startswith("elastic.") for name in tenure.memory_stats())
+        try:
+            torch.empty(180 << 20)
+        except torch.OutOfMemoryError as error:
+            assert "CUDA out of memory. Tried to allocate 180.00 MiB" in str(error), error
+        else:
+            raise AssertionError
+        assert set(first.read()) == {{1}} and set(second.read()) == {{2}}
+        del first, second
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 0
+        _engine.Live.check(0)
+        """,
+        FAKE_DRIVER_VIRTUAL_MEMORY="0",
+    )
+
+
 def test_uninstalling_gives_pytorchs_functions_back() -> None:
     run(
         """

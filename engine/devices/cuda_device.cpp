@@ -53,6 +53,15 @@ int CudaDevice::count() {
     return functions().device_count(&devices) == success ? devices : 0;
 }
 
+bool CudaDevice::can_map(int number) {
+    const Functions& driver = functions();
+    DeviceNumber device = 0;
+    int supported = 0;
+    return driver.init(0) == success && driver.device_get(&device, number) == success &&
+           driver.device_attribute(&supported, attribute_virtual_memory, device) == success &&
+           supported != 0;
+}
+
 CudaDevice::CudaDevice(int number) : driver_(functions()), number_(number) {
     const std::string what = "cannot use GPU " + std::to_string(number);
     require(driver_.init(0), what);
@@ -63,12 +72,10 @@ CudaDevice::CudaDevice(int number) : driver_(functions()), number_(number) {
     total_ = static_cast<Bytes>(total);
     has_peers_ = count() > 1;
     access_.push_back({{location_device, number_}, access_read_write});
-    int supported = 0;
-    const Result asked = driver_.device_attribute(&supported, attribute_virtual_memory, device_);
     std::size_t granularity = 0;
     const AllocationProperties wanted = properties();
     virtual_memory_ =
-        asked == success && supported != 0 &&
+        can_map(number) &&
         driver_.memory_granularity(&granularity, &wanted, granularity_minimum) == success &&
         granularity != 0 && page % granularity == 0;
 }
@@ -123,16 +130,16 @@ void CudaDevice::destroy_chunk(ChunkHandle chunk, Bytes) {
     driver_.memory_release(chunk - 1);
 }
 
-bool CudaDevice::set_access(Address address, Bytes size) const {
+Result CudaDevice::set_access(Address address, Bytes size) const {
     return driver_.memory_set_access(address, static_cast<std::size_t>(size), access_.data(),
-                                     access_.size()) == success;
+                                     access_.size());
 }
 
 bool CudaDevice::map_chunk(Address address, ChunkHandle chunk, Bytes size) {
     const Entered entered(driver_, context_);
     const auto bytes = static_cast<std::size_t>(size);
     if (!note(driver_.memory_map(address, bytes, 0, chunk - 1, 0))) return false;
-    if (!set_access(address, size)) {
+    if (!note(set_access(address, size))) {
         driver_.memory_unmap(address, bytes);
         return false;
     }
@@ -156,9 +163,12 @@ bool CudaDevice::grant_access(int peer) {
         if (granted.location.id == peer) return true;
     const Entered entered(driver_, context_);
     access_.push_back({{location_device, peer}, access_read_write});
-    bool all = true;
-    for (const auto& [address, size] : mapped_) all = set_access(address, size) && all;
-    return all;
+    for (const auto& [address, size] : mapped_)
+        if (set_access(address, size) != success) {
+            access_.pop_back();  // what it may reach already it keeps; the next call begins anew
+            return false;
+        }
+    return true;
 }
 
 EventHandle CudaDevice::record_event(Stream stream) {
@@ -173,6 +183,22 @@ EventHandle CudaDevice::record_event(Stream stream) {
     if (driver_.event_record(event, pointer(stream)) == success)
         return reinterpret_cast<EventHandle>(event);
     spare_events_.push_back(event);
+    return record_elsewhere(stream);
+}
+
+// Another device's stream that used memory of this one: only an event of that device's can be
+// recorded on it.
+EventHandle CudaDevice::record_elsewhere(Stream stream) {
+    Context other = nullptr;
+    if (driver_.stream_context(pointer(stream), &other) != success || other == context_) return 0;
+    const Entered entered(driver_, other);
+    EventPointer event = nullptr;
+    if (driver_.event_create(&event, event_without_timing) != success) return 0;
+    if (driver_.event_record(event, pointer(stream)) == success) {
+        foreign_events_.insert(event);
+        return reinterpret_cast<EventHandle>(event);
+    }
+    driver_.event_destroy(event);
     return 0;
 }
 
@@ -187,7 +213,13 @@ void CudaDevice::wait(EventHandle event) {
     driver_.event_synchronize(event_pointer(event));
 }
 
-void CudaDevice::release_event(EventHandle event) { spare_events_.push_back(event_pointer(event)); }
+void CudaDevice::release_event(EventHandle event) {
+    if (!foreign_events_.empty() && foreign_events_.erase(event_pointer(event)) > 0) {
+        driver_.event_destroy(event_pointer(event));
+        return;
+    }
+    spare_events_.push_back(event_pointer(event));
+}
 
 void CudaDevice::synchronize(Stream stream) {
     const Entered entered(driver_, context_);

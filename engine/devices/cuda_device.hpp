@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include "engine/devices/device.hpp"
@@ -17,6 +18,8 @@ class CudaDevice final : public Device {
     explicit CudaDevice(int number);
 
     static int count();  // devices that the driver shows; 0 without a driver
+    // Whether a device says that it can map memory; asked without making it ready for use.
+    static bool can_map(int number);
 
     Address create_segment(Bytes size) override;
     void destroy_segment(Address address, Bytes size) override;
@@ -41,7 +44,8 @@ class CudaDevice final : public Device {
     Bytes free_memory() const;  // of the whole device, as the driver says now
     std::string pci_bus_id() const;
 
-    // Lets another device reach what is mapped here, now and later; false if it cannot.
+    // Lets another device reach what is mapped here, now and later; false if it cannot, and then
+    // nothing that is mapped later is for it.
     bool grant_access(int peer);
 
     // What the last call that could have given memory ended with; out_of_memory unless the device
@@ -50,7 +54,8 @@ class CudaDevice final : public Device {
 
   private:
     bool note(driver::Result result);
-    bool set_access(Address address, Bytes size) const;
+    EventHandle record_elsewhere(Stream stream);
+    driver::Result set_access(Address address, Bytes size) const;
     driver::AllocationProperties properties() const;
 
     const driver::Functions& driver_;
@@ -64,6 +69,7 @@ class CudaDevice final : public Device {
     std::vector<driver::AccessDescription> access_;  // this device, then those granted
     std::map<Address, Bytes> mapped_;                // kept only where there are other devices
     std::vector<driver::EventPointer> spare_events_;
+    std::set<driver::EventPointer> foreign_events_;  // of other devices' streams
 };
 
 }  // namespace tenure

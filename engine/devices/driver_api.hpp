@@ -99,6 +99,7 @@ static_assert(sizeof(AllocationProperties) == 32 && sizeof(AccessDescription) ==
     X(event_synchronize, cuEventSynchronize, (EventPointer))                             \
     X(stream_wait_event, cuStreamWaitEvent, (StreamPointer, EventPointer, unsigned))     \
     X(stream_synchronize, cuStreamSynchronize, (StreamPointer))                          \
+    X(stream_context, cuStreamGetCtx, (StreamPointer, Context*))                         \
     X(stream_is_capturing, cuStreamIsCapturing, (StreamPointer, int*))                   \
     X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, (int*))                  \
     X(error_name, cuGetErrorName, (Result, const char**))

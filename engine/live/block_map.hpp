@@ -1,7 +1,7 @@
 // From an address to its live block: one table a device, under the device's lock.
 #pragma once
 
-#include <vector>
+#include <memory>
 
 #include "engine/block.hpp"
 
@@ -11,13 +11,13 @@ namespace tenure::live {
 // former entries to search through.
 class BlockMap {
   public:
-    BlockMap() : entries_(std::size_t{1} << 12), shift_(64 - 12) {}
+    BlockMap() : entries_(new Entry[std::size_t{1} << 12]) {}
 
     std::size_t size() const { return size_; }
 
     // pre: the block's address is not in the map.
     void insert(Block* block) {
-        if (2 * (size_ + 1) > entries_.size()) grow();
+        if (2 * (size_ + 1) > mask_ + 1) grow();
         entries_[free_place(block->address)] = {block->address, block};
         ++size_;
     }
@@ -34,7 +34,7 @@ class BlockMap {
         for (std::size_t i = next(hole); entries_[i].block; i = next(i)) {
             // An entry may move to the hole if that lies between its home and its place.
             const std::size_t home = home_of(entries_[i].address);
-            if (((i - home) & mask()) < ((i - hole) & mask())) continue;
+            if (((i - home) & mask_) < ((i - hole) & mask_)) continue;
             entries_[hole] = entries_[i];
             hole = i;
         }
@@ -48,8 +48,7 @@ class BlockMap {
         Block* block = nullptr;
     };
 
-    std::size_t mask() const { return entries_.size() - 1; }
-    std::size_t next(std::size_t i) const { return (i + 1) & mask(); }
+    std::size_t next(std::size_t i) const { return (i + 1) & mask_; }
     // Addresses are multiples of 512; the high bits of the product depend on all others.
     std::size_t home_of(Address address) const {
         return static_cast<std::size_t>((address >> 9) * 0x9e37'79b9'7f4a'7c15u >> shift_);
@@ -65,15 +64,18 @@ class BlockMap {
         return i;
     }
     void grow() {
-        std::vector<Entry> before(2 * entries_.size());
-        before.swap(entries_);
+        const std::unique_ptr<Entry[]> before = std::move(entries_);
+        const std::size_t count = mask_ + 1;
+        entries_.reset(new Entry[2 * count]);
+        mask_ = 2 * count - 1;
         --shift_;
-        for (const Entry& entry : before)
-            if (entry.block) entries_[free_place(entry.address)] = entry;
+        for (std::size_t i = 0; i < count; ++i)
+            if (before[i].block) entries_[free_place(before[i].address)] = before[i];
     }
 
-    std::vector<Entry> entries_;
-    int shift_;
+    std::unique_ptr<Entry[]> entries_;
+    std::size_t mask_ = (std::size_t{1} << 12) - 1;  // how many there are, less one
+    int shift_ = 64 - 12;
     std::size_t size_ = 0;
 };
 

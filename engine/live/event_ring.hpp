@@ -1,6 +1,8 @@
 // The newest events of a device, in order: what a snapshot's device_traces shows.
 #pragma once
 
+#include <time.h>
+
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -21,6 +23,12 @@ struct Event {
     StackId stack;
     Action action;
 };
+
+inline std::int64_t now_us() {
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    return std::int64_t{now.tv_sec} * 1'000'000 + now.tv_nsec / 1000;
+}
 
 class EventRing {
   public:

@@ -4,6 +4,7 @@
 #include <pthread.h>
 #include <time.h>
 
+#include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <utility>
@@ -48,6 +49,7 @@ Held::Held(DeviceFront& front) : front_(front) {
         stream->lock.lock();
         front.allocator.count(stream->lane);
     }
+    front.gather_events();
 }
 
 Held::~Held() {
@@ -76,6 +78,25 @@ void DeviceFront::park_idle() {
     });
 }
 
+// What streams kept since the device was last at rest, by time. Memory changes streams only while
+// the device is at rest, so that between streams nothing depends on the order.
+void DeviceFront::gather_events() {
+    std::vector<Event> all;
+    for (StreamFront* stream : active) {
+        const auto middle = static_cast<std::ptrdiff_t>(all.size());
+        all.insert(all.end(), stream->events.begin(), stream->events.end());
+        stream->events.clear();
+        std::inplace_merge(all.begin(), all.begin() + middle, all.end(),
+                           [](const Event& a, const Event& b) { return a.time_us < b.time_us; });
+    }
+    for (Event& event : all) {
+        ring.add(event);
+        if (event.action != Action::free_requested) continue;
+        event.action = Action::free_completed;
+        ring.add(event);
+    }
+}
+
 void DeviceFront::learn_arenas() {
     const std::uint64_t changes = allocator.segment_changes();
     if (std::exchange(segments_known, changes) == changes) return;
@@ -85,7 +106,7 @@ void DeviceFront::learn_arenas() {
 StreamFront* DeviceFront::make_stream(Stream stream) {
     const std::size_t index = stream_count;
     if (allocator.settings().rules != Rules::elastic || index == most_streams) return nullptr;
-    streams[index] = std::make_unique<StreamFront>(allocator, stream);
+    streams[index] = std::make_unique<StreamFront>(allocator, stream, history);
     StreamFront* made = streams[index].get();
     made->learn_arenas();
     std::size_t place = place_of(stream);
@@ -197,7 +218,7 @@ void* Front::allocate(Bytes size, int device, Stream stream) {
     const BlockNote note{stack, now_ms()};
     DeviceFront& front = this->device(device);
     Block* block = nullptr;
-    if (StreamFront* own = front.stream(stream)) block = own->allocate(size, note.tag());
+    if (StreamFront* own = front.stream(stream)) block = own->allocate(size, note);
     if (!block) block = try_allocate(front, size, stream, note);
     return block ? reinterpret_cast<void*>(block->address)
                  : retry_or_fail(front, size, stream, note);
@@ -261,14 +282,14 @@ void Front::fail(DeviceFront& front, Bytes size, Stream stream, StackId stack) {
 void Front::free(void* pointer, int device) noexcept {
     if (!pointer || is_forked()) return;
     const auto address = reinterpret_cast<Address>(pointer);
-    auto by_stream = [&](DeviceFront* front) {
-        StreamFront* own = front ? front->stream_holding(address) : nullptr;
-        return own && own->free(address);
-    };
     try {
+        const StackId stack = this->stack(free_stacks_.load(std::memory_order_relaxed));
+        auto by_stream = [&](DeviceFront* front) {
+            StreamFront* own = front ? front->stream_holding(address) : nullptr;
+            return own && own->free(address, stack);
+        };
         DeviceFront* hint = find(device);
         if (by_stream(hint)) return;
-        const StackId stack = this->stack(free_stacks_.load(std::memory_order_relaxed));
         if (hint && free_from(*hint, address, stack)) return;
         for (int other = 0; other < most_devices; ++other)
             if (by_stream(find(other))) return;

@@ -21,7 +21,7 @@
 #include "engine/allocator.hpp"
 #include "engine/devices/cuda_device.hpp"
 #include "engine/live/block_map.hpp"
-#include "engine/live/event_ring.hpp"
+#include "engine/live/history.hpp"
 #include "engine/live/lock.hpp"
 #include "engine/live/shortage.hpp"
 #include "engine/live/stream_front.hpp"
@@ -40,33 +40,8 @@ struct Options {
     double memory_fraction = 1.0;  // of each device, as in PyTorch; 1 for none
 };
 
-// What is remembered; PyTorch's terms. Stacks cost most, so they are told apart.
-struct History {
-    bool events = false;        // into the ring
-    bool block_stacks = false;  // of live blocks
-    bool alloc_stacks = false;  // of events that allocate
-    bool free_stacks = false;   // of events that free
-    std::size_t max_events = 0;
-
-    bool at_alloc() const { return block_stacks || alloc_stacks; }
-};
-
 // Says whether a request on the stream belongs to the pool that is being allocated to.
 using StreamFilter = std::function<bool(CUstream_st*)>;
-
-// What a block's tag holds while it is live: its stack, and when it was handed out.
-struct BlockNote {
-    StackId stack;
-    std::uint32_t milliseconds;  // since the front was made
-
-    static BlockNote of(std::int64_t tag) {
-        const auto bits = static_cast<std::uint64_t>(tag);
-        return {static_cast<StackId>(bits), static_cast<std::uint32_t>(bits >> 32)};
-    }
-    std::int64_t tag() const {
-        return static_cast<std::int64_t>(std::uint64_t{milliseconds} << 32 | stack);
-    }
-};
 
 // One device's share of the state; everything but `number` takes a Held.
 struct DeviceFront {
@@ -130,6 +105,7 @@ struct DeviceFront {
 
   private:
     friend class Held;
+    void gather_events();
     void park_idle();
     void learn_arenas();
 
@@ -180,6 +156,9 @@ class Front {
                                 const std::vector<Allocator::Checkpointed>& blocks);
     // The largest request that would be served now, as far as one can tell without trying.
     Bytes largest_free(int device);
+    // Lets device `reader` reach what `owner` maps; false if it cannot. Devices that the engine
+    // serves reach each other from the start where they can.
+    bool grant_access(int owner, int reader);
     // The first address of the driver's allocation around the pointer, and its size.
     void* base_of(void* pointer, std::size_t* size);
 

@@ -1,20 +1,8 @@
 #include "engine/live/notes.hpp"
 
-#include <time.h>
-
 #include <algorithm>
 
 namespace tenure::live {
-
-namespace {
-
-std::int64_t now_us() {
-    timespec now{};
-    clock_gettime(CLOCK_REALTIME, &now);
-    return std::int64_t{now.tv_sec} * 1'000'000 + now.tv_nsec / 1000;
-}
-
-}  // namespace
 
 void keep_log(DeviceFront& front, bool on) {
     front.segment_log.clear();

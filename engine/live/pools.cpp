@@ -119,6 +119,12 @@ Bytes Front::largest_free(int device) {
     return largest;
 }
 
+bool Front::grant_access(int owner, int reader) {
+    DeviceFront& front = this->device(owner);
+    const Held held(front);
+    return front.device.grant_access(reader);
+}
+
 void* Front::base_of(void* pointer, std::size_t* size) {
     *size = 0;
     with_live(reinterpret_cast<Address>(pointer), [&](DeviceFront&, const Block* block) {

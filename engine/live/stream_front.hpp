@@ -1,40 +1,50 @@
 // What serves one stream of a device without the device's lock.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <mutex>
+#include <vector>
 
-#include "engine/allocator.hpp"
+#include "engine/lanes.hpp"
 #include "engine/live/block_map.hpp"
+#include "engine/live/history.hpp"
 #include "engine/live/lock.hpp"
 
 namespace tenure::live {
 
 class StreamFront {
   public:
-    StreamFront(Allocator& allocator, Stream stream)
-        : stream(stream), lane(allocator.lane(stream)), allocator_(allocator) {}
+    // `history` is the device's: it changes only while all streams are at rest.
+    StreamFront(Allocator& allocator, Stream stream, const History& history)
+        : stream(stream), lane(allocator.lane(stream)), allocator_(allocator), history_(history) {}
 
     // Null if the request takes more than this stream has; false if the free does, or if the block
     // was not handed out here. Looking before the lock is taken only saves taking it.
-    Block* allocate(Bytes size, std::int64_t tag) {
+    Block* allocate(Bytes size, BlockNote note) {
         if (!is_open()) return nullptr;
         const std::lock_guard held(lock);
-        Block* block = is_open() ? allocator_.allocate_in(lane, size) : nullptr;
+        Block* block = may_serve() ? allocator_.allocate_in(lane, size) : nullptr;
         if (!block) return nullptr;
-        block->tag = tag;
+        block->tag = note.tag();
         live.insert(block);
+        if (history_.events)
+            keep(Action::alloc, block->address, size, history_.alloc_stacks ? note.stack : 0);
         return block;
     }
-    bool free(Address address) {
+    bool free(Address address, StackId stack) {
         if (!is_open()) return false;
         const std::lock_guard held(lock);
-        Block* block = is_open() ? live.take(address) : nullptr;
+        Block* block = may_serve() ? live.take(address) : nullptr;
         if (!block) return false;
-        if (allocator_.free_in(lane, block)) return true;
-        live.insert(block);
-        return false;
+        const Bytes requested = block->requested;
+        if (!allocator_.free_in(lane, block)) {
+            live.insert(block);
+            return false;
+        }
+        if (history_.events) keep(Action::free_requested, address, requested, stack);
+        return true;
     }
 
     bool is_open() const { return is_open_.load(std::memory_order_relaxed); }
@@ -66,15 +76,28 @@ class StreamFront {
     bool is_active = false;  // under the device's lock: among those that a Held has the locks of
     Lock lock;               // of all below
     Lane lane;
-    BlockMap live;  // blocks handed out on this stream
+    BlockMap live;              // blocks handed out on this stream
+    std::vector<Event> events;  // until the device takes them; a free here is completed at once
 
   private:
+    // As many events are kept before the device is brought to rest to take them.
+    static constexpr std::size_t most_events = 4096;
+
+    bool may_serve() const { return is_open() && events.size() < most_events; }
+    // Of one stream's events none is older than the one before, whatever is done to the clock.
+    void keep(Action action, Address address, Bytes size, StackId stack) {
+        std::int64_t time = now_us();
+        if (!events.empty()) time = std::max(time, events.back().time_us);
+        events.push_back({address, size, stream, time, {}, stack, action});
+    }
+
     struct Range {
         std::atomic<Address> begin{0};
         std::atomic<Address> size{0};
     };
 
     Allocator& allocator_;
+    const History& history_;
     std::atomic<bool> is_open_{false};
     alignas(64) std::array<Range, 2> arenas_;  // read by all, hardly ever written
 };

@@ -116,6 +116,11 @@ EXPORTED void tenure_see_pool(int device, PoolPair pool, void* caller,
         see(caller, reinterpret_cast<void*>(block.address));
 }
 
+// Whether the device `reader` reaches what `owner` maps, from now on.
+EXPORTED bool tenure_grant_access(int owner, int reader) {
+    return front().grant_access(owner, reader);
+}
+
 }  // extern "C"
 
 namespace tenure {

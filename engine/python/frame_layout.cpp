@@ -95,6 +95,19 @@ bool find_in_frame(std::uintptr_t first, const std::vector<KnownFrame>& known,
     return false;
 }
 
+// The same scattering of bits twice: for the weights, and of a sum before its low bits are used.
+constexpr std::uint64_t mixed(std::uint64_t bits) {
+    bits = (bits ^ bits >> 30) * 0xbf58'476d'1ce4'e5b9u;
+    bits = (bits ^ bits >> 27) * 0x94d0'49bb'1331'11ebu;
+    return bits ^ bits >> 31;
+}
+
+constexpr auto weights = [] {
+    std::array<std::uint64_t, most_hashed> odd{};
+    for (std::size_t i = 0; i < odd.size(); ++i) odd[i] = mixed(i + 1) | 1;
+    return odd;
+}();
+
 }  // namespace
 
 bool find_layout(std::uintptr_t thread, const std::vector<KnownFrame>& known, FrameLayout& layout) {
@@ -114,13 +127,33 @@ bool find_layout(std::uintptr_t thread, const std::vector<KnownFrame>& known, Fr
     return false;
 }
 
+std::uintptr_t FrameLayout::innermost(std::uintptr_t thread) const {
+    const std::uintptr_t frame = read(thread + thread_frame);
+    return indirect && frame != 0 ? read(frame + indirect_frame) : frame;
+}
+
 std::size_t FrameLayout::walk(std::uintptr_t thread, RawFrame* frames, std::size_t most) const {
-    std::uintptr_t frame = read(thread + thread_frame);
-    if (indirect && frame != 0) frame = read(frame + indirect_frame);
+    std::uintptr_t frame = innermost(thread);
     std::size_t count = 0;
     for (; frame != 0 && count < most; frame = read(frame + previous))
         frames[count++] = {read(frame + code) & ~tag_bits, read(frame + instruction)};
     return count;
+}
+
+std::uint64_t FrameLayout::hash(std::uintptr_t thread, std::size_t most) const {
+    std::uint64_t sum = 0;
+    std::size_t depth = 0;
+    for (std::uintptr_t frame = innermost(thread); frame != 0 && depth < most;
+         frame = read(frame + previous))
+        sum += read(frame + instruction) * weights[depth++];
+    return mixed(sum);
+}
+
+std::uint64_t hash_of(const RawFrame* frames, std::size_t count) {
+    std::uint64_t sum = 0;
+    for (std::size_t depth = 0; depth < count; ++depth)
+        sum += frames[depth].instruction * weights[depth];
+    return mixed(sum);
 }
 
 }  // namespace tenure::stacks

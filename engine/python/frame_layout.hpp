@@ -29,7 +29,17 @@ struct FrameLayout {
 
     // Frames of the thread whose state this is, innermost first; at most `most`. Returns how many.
     std::size_t walk(std::uintptr_t thread, RawFrame* frames, std::size_t most) const;
+    // The hash of these frames' instructions, without a copy of them. pre: most <= most_hashed.
+    std::uint64_t hash(std::uintptr_t thread, std::size_t most) const;
+
+  private:
+    std::uintptr_t innermost(std::uintptr_t thread) const;
 };
+
+// A stack is told by its instructions alone: they lie inside their code objects. Each is weighed by
+// its depth, so that the products do not wait for one another.
+constexpr std::size_t most_hashed = 128;
+std::uint64_t hash_of(const RawFrame* frames, std::size_t count);
 
 // One frame as CPython's own functions describe it.
 struct KnownFrame {

@@ -266,6 +266,10 @@ nb::dict driver_facts() {
     out["works"] = works;
     out["version"] = nb::make_tuple(version / 1000, version % 1000 / 10);
     out["devices"] = CudaDevice::count();
+    nb::list without;
+    for (int device = 0; device < CudaDevice::count(); ++device)
+        if (!CudaDevice::can_map(device)) without.append(device);
+    out["without_virtual_memory"] = without;
     return out;
 }
 

@@ -92,14 +92,48 @@ void test_peers() {
     const Address arena = device.reserve(4 * MiB, 2 * MiB);
     const ChunkHandle chunk = device.create_chunk(2 * MiB);
     CHECK(device.map_chunk(arena, chunk, 2 * MiB));
+    CHECK(!fake_driver_may_reach(arena, 1));
+    fake_driver_fail(1, 1);
+    CHECK(!device.grant_access(1));  // and is asked again, not taken for done
+    fake_driver_fail(0, 0);
     CHECK(device.grant_access(1));
     CHECK(device.grant_access(1));
+    CHECK(fake_driver_may_reach(arena, 1));
     CHECK(!device.grant_access(7));
     device.unmap_chunk(arena, 2 * MiB);
     CHECK(device.map_chunk(arena + 2 * MiB, chunk, 2 * MiB));
+    CHECK(fake_driver_may_reach(arena + 2 * MiB, 0));
+    CHECK(fake_driver_may_reach(arena + 2 * MiB, 1));
     device.unmap_chunk(arena + 2 * MiB, 2 * MiB);
     device.destroy_chunk(chunk, 2 * MiB);
     device.unreserve(arena, 4 * MiB);
+}
+
+// Memory of one device that a stream of another one uses: its free waits for that stream's event.
+void test_streams_of_another_device() {
+    constexpr Stream foreign = 0x9900;
+    fake_driver_set_stream_device(foreign, 1);
+    fake_driver_hold(foreign);
+    CudaDevice device(0);
+    const EventHandle own = device.record_event(128);
+    for (int i = 0; i < 2; ++i) {
+        const EventHandle event = device.record_event(foreign);
+        CHECK(event != 0);
+        CHECK(!device.is_done(event));
+        CHECK(device.make_stream_wait(128, event));
+        fake_driver_finish(foreign);
+        CHECK(device.is_done(event));
+        device.release_event(event);
+    }
+    device.release_event(own);
+    for (std::int64_t call = 1; call <= 4; ++call) {  // record here; make, record there
+        fake_driver_fail(call, 1);
+        const EventHandle event = device.record_event(foreign);
+        if (event != 0) device.release_event(event);
+        fake_driver_fail(0, 0);
+        CHECK_EQUAL(device.record_event(128), own);  // in no other's place
+        device.release_event(own);
+    }
 }
 
 // One run of an allocator, with a failure at each call in turn.
@@ -160,6 +194,7 @@ int main() {
     test_what_is_not_there();
     test_failures_say_why();
     test_peers();
+    test_streams_of_another_device();
     test_every_call_may_fail(Rules::torch);
     test_every_call_may_fail(Rules::elastic);
     CHECK_EQUAL(fake_driver_violations(), 0);

@@ -328,34 +328,94 @@ void test_limits(Front& front) {
     CHECK_EQUAL(front.find(0)->allocator.settings().limit, unlimited);
 }
 
+// What a snapshot would show: taken with the device at rest, when streams have told all.
+std::vector<Event> recorded(DeviceFront& state) {
+    const Held held(state);
+    return state.ring.events();
+}
+
 void test_history(Front& front) {
     front.set_history({true, true, true, true, 100}, true);
     void* pointer = front.allocate(3 * MiB, 0, 0);
     front.free(pointer, 0);
     DeviceFront& state = *front.find(0);
     std::vector<Action> actions;
-    for (const Event& event : state.ring.events()) actions.push_back(event.action);
+    for (const Event& event : recorded(state)) actions.push_back(event.action);
     CHECK(actions.size() >= 4);
     CHECK(actions[actions.size() - 3] == Action::alloc);
     CHECK(actions[actions.size() - 2] == Action::free_requested);
     CHECK(actions.back() == Action::free_completed);
-    CHECK_EQUAL(state.ring.events().back().stack, 7u);
-    CHECK_EQUAL(state.ring.events().back().size, 3 * MiB);
+    CHECK_EQUAL(recorded(state).back().stack, 7u);
+    CHECK_EQUAL(recorded(state).back().size, 3 * MiB);
     fake_driver_hold(48);  // a free that waits for another stream is completed later
     pointer = front.allocate(3 * MiB, 0, 0);
     front.record_stream(pointer, 48);
     front.free(pointer, 0);
-    CHECK(state.ring.events().back().action == Action::free_requested);
+    CHECK(recorded(state).back().action == Action::free_requested);
     fake_driver_finish(48);
     void* small = front.allocate(1, 0, 0);
     int completed = 0;
-    for (const Event& event : state.ring.events())
+    for (const Event& event : recorded(state))
         completed += event.action == Action::free_completed &&
                      event.address == reinterpret_cast<Address>(pointer);
     CHECK_EQUAL(completed, 2);
     front.free(small, 0);
     front.set_history({}, false);
     state.ring.clear();
+}
+
+// Threads on streams of their own and on shared ones, all recorded: each address is handed out and
+// freed by turns, nothing that is handed out overlaps what is, and nothing is lost.
+void test_recording_over_threads(Front& front) {
+    constexpr int threads = 4, steps = 6000;
+    front.set_history({true, false, true, true, 1'000'000}, true);
+    auto work = [&](int thread) {
+        std::mt19937 random(static_cast<unsigned>(thread));
+        std::vector<void*> own;
+        for (int step = 0; step < steps; ++step) {
+            const Stream stream = 16 * static_cast<Stream>(random() % 4 ? thread : 7);
+            const Bytes size = 1 + static_cast<Bytes>(random() % 100 ? random() % 20'000 : 3 * MiB);
+            own.push_back(front.allocate(size, 0, stream));
+            if (own.size() < 30 && random() % 2) continue;
+            std::swap(own[random() % own.size()], own.back());
+            front.free(own.back(), 0);
+            own.pop_back();
+        }
+        for (void* pointer : own) front.free(pointer, 0);
+    };
+    std::vector<std::thread> running;
+    for (int thread = 0; thread < threads; ++thread) running.emplace_back(work, thread);
+    for (std::thread& thread : running) thread.join();
+    std::map<Address, Bytes> live;
+    std::map<Action, int> seen;
+    std::int64_t time = 0;
+    int wrong = 0;
+    for (const Event& event : recorded(*front.find(0))) {
+        ++seen[event.action];
+        wrong += event.time_us < time;
+        time = event.time_us;
+        if (event.action == Action::alloc) {
+            const auto next = live.lower_bound(event.address);
+            const bool meets_next = next != live.end() &&
+                                    next->first < event.address + static_cast<Address>(event.size);
+            const bool meets_previous =
+                next != live.begin() &&
+                std::prev(next)->first + static_cast<Address>(std::prev(next)->second) >
+                    event.address;
+            wrong += meets_next || meets_previous || event.stack != 7;
+            live[event.address] = event.size;
+        } else if (event.action == Action::free_requested) {
+            const auto freed = live.find(event.address);
+            wrong += freed == live.end() || freed->second != event.size || event.stack != 7;
+            live.erase(event.address);
+        }
+    }
+    CHECK_EQUAL(wrong, 0);
+    CHECK(live.empty());
+    for (const Action action : {Action::alloc, Action::free_requested, Action::free_completed})
+        CHECK_EQUAL(seen[action], threads * steps);
+    front.set_history({}, true);
+    front.empty_cache();
 }
 
 void test_fork(Front& front) {
@@ -398,6 +458,7 @@ int run(Rules rules) {
     test_pools(front);
     test_limits(front);
     test_history(front);
+    test_recording_over_threads(front);
     test_fork(front);
     fake_driver_shut_down();  // frees at exit: the driver is gone, the front is not
     front.free(front.find(0), 0);

@@ -2,7 +2,8 @@
 //
 // It holds its callers to the rules: calls that need a current context fail without one, mapped
 // memory faults until access is set, and every handle must be one it gave out. The environment sets
-// FAKE_DRIVER_MEMORY (bytes of a device, 1 GiB by default) and FAKE_DRIVER_DEVICES (1).
+// FAKE_DRIVER_MEMORY (bytes of a device, 1 GiB by default), FAKE_DRIVER_DEVICES (1), and with 0
+// FAKE_DRIVER_VIRTUAL_MEMORY (whether they map memory) and FAKE_DRIVER_PEERS (reach each other).
 #include "engine/tests/fake_driver/fake_driver.hpp"
 
 #include <sys/mman.h>
@@ -36,6 +37,7 @@ struct Chunk {
     int mappings = 0;
 };
 struct Event {
+    Context context = nullptr;
     StreamPointer stream = nullptr;
     std::uint64_t number = 0;  // 0: never recorded
 };
@@ -50,6 +52,7 @@ struct Machine {
     std::int64_t memory = from_environment("FAKE_DRIVER_MEMORY", 1 << 30);
     int devices = static_cast<int>(from_environment("FAKE_DRIVER_DEVICES", 1));
     bool virtual_memory = from_environment("FAKE_DRIVER_VIRTUAL_MEMORY", 1) != 0;
+    bool peers = from_environment("FAKE_DRIVER_PEERS", 1) != 0;
     bool down = false;
     std::int64_t calls = 0;
     std::int64_t first_failure = 0;
@@ -60,7 +63,9 @@ struct Machine {
     std::map<DevicePointer, std::size_t> reservations;
     std::map<AllocationHandle, Chunk> chunks;
     std::map<DevicePointer, std::pair<AllocationHandle, std::size_t>> mappings;
+    std::map<DevicePointer, std::uint64_t> access;  // of a mapping: a bit for each device
     std::set<EventPointer> events;
+    std::map<StreamPointer, Context> contexts;  // of streams that were told of
     std::set<StreamPointer> held;
     std::set<StreamPointer> capturing;
     std::map<StreamPointer, std::uint64_t> finished;
@@ -154,7 +159,8 @@ Result cuDeviceGetPCIBusId(char* text, int length, DeviceNumber device) {
     return success;
 }
 Result cuDeviceCanAccessPeer(int* can, DeviceNumber one, DeviceNumber other) {
-    *can = one != other;
+    ENTER();
+    *can = one != other && m.peers;
     return success;
 }
 Result cuDevicePrimaryCtxRetain(Context* context, DeviceNumber device) {
@@ -275,6 +281,7 @@ Result cuMemUnmap(DevicePointer address, std::size_t size) {
     mmap(host(address), size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
          -1, 0);
     m.mappings.erase(place);
+    m.access.erase(address);
     return success;
 }
 Result cuMemSetAccess(DevicePointer address, std::size_t size, const AccessDescription* access,
@@ -286,6 +293,8 @@ Result cuMemSetAccess(DevicePointer address, std::size_t size, const AccessDescr
         return m.wrong(invalid_value);
     if (m.fails()) return out_of_memory;
     mprotect(host(address), size, PROT_READ | PROT_WRITE);
+    for (std::size_t i = 0; i < count; ++i)
+        m.access[address] |= std::uint64_t{1} << access[i].location.id;
     return success;
 }
 Result cuMemGetAllocationGranularity(std::size_t* bytes, const AllocationProperties*, int) {
@@ -298,7 +307,7 @@ Result cuMemGetAllocationGranularity(std::size_t* bytes, const AllocationPropert
 Result cuEventCreate(EventPointer* event, unsigned) {
     ENTER_WITH_CONTEXT();
     if (m.fails()) return out_of_memory;
-    *event = reinterpret_cast<EventPointer>(new Event);
+    *event = reinterpret_cast<EventPointer>(new Event{current.back()});
     m.events.insert(*event);
     return success;
 }
@@ -312,7 +321,10 @@ Result cuEventRecord(EventPointer event, StreamPointer stream) {
     ENTER_WITH_CONTEXT();
     if (!m.events.contains(event)) return m.wrong(invalid_handle);
     if (m.fails()) return out_of_memory;
-    *event_at(event) = {stream, m.next_event++};
+    const Context own = event_at(event)->context;
+    const auto other = m.contexts.find(stream);
+    if (other != m.contexts.end() && other->second != own) return invalid_handle;
+    *event_at(event) = {own, stream, m.next_event++};
     return success;
 }
 Result cuEventQuery(EventPointer event) {
@@ -335,6 +347,12 @@ Result cuStreamWaitEvent(StreamPointer, EventPointer event, unsigned) {
 Result cuStreamSynchronize(StreamPointer stream) {
     ENTER_WITH_CONTEXT();
     m.finished[stream] = m.next_event - 1;
+    return success;
+}
+Result cuStreamGetCtx(StreamPointer stream, Context* context) {
+    ENTER();
+    const auto known = m.contexts.find(stream);
+    *context = known != m.contexts.end() ? known->second : context_of(current_device());
     return success;
 }
 Result cuStreamIsCapturing(StreamPointer stream, int* status) {
@@ -397,6 +415,10 @@ void fake_driver_set_capturing(std::uint64_t stream, int capturing) {
     else
         m.capturing.erase(pointer);
 }
+void fake_driver_set_stream_device(std::uint64_t stream, int device) {
+    CONTROL();
+    m.contexts[reinterpret_cast<StreamPointer>(stream)] = context_of(device);
+}
 void fake_driver_set_virtual_memory(int supported) {
     CONTROL();
     m.virtual_memory = supported != 0;
@@ -404,6 +426,14 @@ void fake_driver_set_virtual_memory(int supported) {
 void fake_driver_shut_down() {
     CONTROL();
     m.down = true;
+}
+int fake_driver_may_reach(std::uint64_t address, int device) {
+    CONTROL();
+    auto place = m.mappings.upper_bound(address);
+    if (place == m.mappings.begin()) return 0;
+    --place;
+    if (address >= place->first + place->second.second) return 0;
+    return static_cast<int>(m.access[place->first] >> device & 1);
 }
 std::int64_t fake_driver_violations() {
     CONTROL();

@@ -17,6 +17,10 @@ std::int64_t fake_driver_objects();
 void fake_driver_hold(std::uint64_t stream);
 void fake_driver_finish(std::uint64_t stream);
 void fake_driver_set_capturing(std::uint64_t stream, int capturing);
+// The stream belongs to this device; those that were never told of, to whichever device asks.
+void fake_driver_set_stream_device(std::uint64_t stream, int device);
+// Whether the device may reach what is mapped at the address.
+int fake_driver_may_reach(std::uint64_t address, int device);
 // Whether devices can map memory (cuMemCreate and so on).
 void fake_driver_set_virtual_memory(int supported);
 // Every later call answers as in a process that is exiting.

@@ -13,13 +13,20 @@ from tenure.errors import UsageError
 from tenure.live.process import CONF_VARIABLES
 from tenure.settings import known_clashes, parse_alloc_conf
 
+_RMM = "can replace PyTorch's, CuPy's and Numba's allocator: install one of the two"
 # Package -> what it does to the allocator of its process.
 _OTHERS = {
     "comfy-aimdo": "installs an allocator of its own in PyTorch: two cannot both be installed",
-    "rmm": "can replace PyTorch's, CuPy's and Numba's allocator: install one of the two",
+    "rmm": _RMM,
+    "rmm-cu12": _RMM,
+    "rmm-cu13": _RMM,
     "torch-memory-saver": "replaces cudaMalloc under PyTorch by preloading a library: pause and "
     "resume do not reach memory that tenure manages",
 }
+_CANNOT_MAP = (
+    "cannot map memory (virtual memory management): tenure serves it by PyTorch's default rules, "
+    "whatever the rules asked for"
+)
 _LIBRARIES = ("torch", "cupy-cuda13x", "cupy-cuda12x", "numba-cuda", "numba")
 _PRELOADED = ("torch_memory_saver", "vmm_allocator", "aimdo", "librmm")
 
@@ -62,7 +69,11 @@ def check() -> Check:
         gpus=int(facts["devices"]),
         variable=variable,
         conf=conf,
-        clashes=[*_of_settings(conf, versions.get("torch", "")), *_of_others()],
+        clashes=[
+            *_of_settings(conf, versions.get("torch", "")),
+            *_of_others(),
+            *(f"GPU {gpu} {_CANNOT_MAP}" for gpu in facts["without_virtual_memory"]),
+        ],
     )
 
 

@@ -37,6 +37,7 @@ struct Engine {
     void (*drop_checkpoint)(void*) = nullptr;
     void (*restore_checkpoint)(int, void*, void*, void (*)(void*, void*, int)) = nullptr;
     void (*see_pool)(int, Pool, void*, void (*)(void*, void*)) = nullptr;
+    bool (*grant_access)(int, int) = nullptr;
 
     void find_all(const char* path) {
         void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
@@ -61,6 +62,7 @@ struct Engine {
         find(drop_checkpoint, "tenure_drop_checkpoint");
         find(restore_checkpoint, "tenure_restore_checkpoint");
         find(see_pool, "tenure_see_pool");
+        find(grant_access, "tenure_grant_access");
     }
 };
 
@@ -139,6 +141,30 @@ class Allocator final : public Pluggable {
         return live == expected;
     }
 
+    // Called before the first copy between two devices. Mapped memory has to be told of each device
+    // that reaches it; PyTorch's own call is for what cudaMalloc gave.
+    void enablePeerAccess(c10::DeviceIndex reader, c10::DeviceIndex owner) override {
+        TORCH_CHECK(engine.grant_access(owner, reader), "tenure: GPU ", int{reader},
+                    " cannot be given access to the memory of GPU ", int{owner});
+        Pluggable::enablePeerAccess(reader, owner);
+    }
+    // Without peer access only the call for peers copies what was not made by cudaMalloc.
+    cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device,
+                            size_t bytes, cudaStream_t stream, bool has_access) override {
+        if (to_device != from_device && !has_access)
+            return cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream);
+        return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+    }
+
+    // What cannot be had, in words that say what to do.
+    caching::ShareableHandle shareIpcHandle(void*) override { refuse_ipc(); }
+    std::shared_ptr<void> getIpcDevPtr(std::string) override { refuse_ipc(); }
+    void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override {
+        TORCH_CHECK(false,
+                    "tenure: its memory cannot be registered with NCCL; run without "
+                    "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK, or without tenure");
+    }
+
     // A pool's memory always comes from the engine.
     void createOrIncrefPool(c10::DeviceIndex device, Pool pool,
                             std::shared_ptr<caching::CUDAAllocator> allocator) {
@@ -155,6 +181,11 @@ class Allocator final : public Pluggable {
         c10::DeviceIndex device = 0;
         C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
         return device;
+    }
+    [[noreturn]] static void refuse_ipc() {
+        TORCH_CHECK(false,
+                    "tenure: CUDA tensors cannot be sent to other processes (IPC); send a copy on "
+                    "the host (tensor.cpu()), or run without tenure");
     }
     static void require_none(bool has_allocator) {
         TORCH_CHECK(!has_allocator,
