@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 from fake_gpu import run
 
@@ -42,11 +44,13 @@ cuda = types.ModuleType("numba.cuda")
 managers = []
 class HostOnly:
     def __init__(self, *, context): self.context = context
-class GetIpcHandleMixin: pass
+class CudaAPIError(Exception):
+    def __init__(self, code, msg): super().__init__(code, msg)
 class MemoryPointer:
     def __init__(self, context, pointer, size, finalizer=None):
         self.pointer, self.size, self.finalizer = pointer, size, finalizer
-cuda.HostOnlyCUDAMemoryManager, cuda.GetIpcHandleMixin = HostOnly, GetIpcHandleMixin
+cuda.HostOnlyCUDAMemoryManager = HostOnly
+cuda.cudadrv = types.SimpleNamespace(driver=types.SimpleNamespace(CudaAPIError=CudaAPIError))
 cuda.MemoryPointer, cuda.set_memory_manager = MemoryPointer, managers.append
 numba.cuda = cuda
 sys.modules["numba"], sys.modules["numba.cuda"] = numba, cuda
@@ -117,6 +121,45 @@ assert memory.pointer.value % 512 == 0
 assert tenure.memory_stats()["requested_bytes.all.current"] == 3000
 memory.finalizer()
 assert tenure.memory_stats()["requested_bytes.all.current"] == 0
+try:
+    manager.memalloc(2 << 30)
+except CudaAPIError as error:
+    assert error.args[0] == 2 and "out of memory. Tried to allocate 2.00 GiB" in error.args[1]
+else:
+    raise AssertionError
+try:
+    manager.get_ipc_handle(memory)
+except tenure.errors.UsageError as error:
+    assert "IPC" in str(error)
+else:
+    raise AssertionError
+"""
+    )
+
+
+def test_numbas_memory_waits_for_a_stream_that_was_named() -> None:
+    run(
+        NUMBA
+        + """
+import ctypes, os, tenure
+adapter.install(rules="torch")
+driver = ctypes.CDLL(os.environ["TENURE_DRIVER_LIBRARY"])
+driver.fake_driver_hold(ctypes.c_uint64(48))
+manager = managers[0](context=types.SimpleNamespace(device=types.SimpleNamespace(id=0)))
+memory = manager.memalloc(3 << 20)
+address = memory.pointer.value
+array = types.SimpleNamespace(__cuda_array_interface__={"data": (address + 512, False)})
+adapter.record_stream(array, 48)
+memory.finalizer()
+assert manager.memalloc(3 << 20).pointer.value != address
+driver.fake_driver_finish(ctypes.c_uint64(48))
+assert manager.memalloc(3 << 20).pointer.value == address
+try:
+    adapter.record_stream(types.SimpleNamespace(__cuda_array_interface__={"data": (64, False)}), 48)
+except tenure.errors.UsageError as error:
+    assert "not managed by tenure" in str(error)
+else:
+    raise AssertionError
 """
     )
 
@@ -168,9 +211,32 @@ def test_check_says_what_holds_and_what_clashes() -> None:
     assert code == 1
     assert "pytorch#193400" in found["clashes"][0]
     assert found["variable"] == "PYTORCH_CUDA_ALLOC_CONF"
+    code, text = check(FAKE_DRIVER_VIRTUAL_MEMORY="0")
+    assert code == 1, text
+    assert "GPU 0 cannot map memory" in " ".join(text.split())
     code, text = check(TENURE_DRIVER_LIBRARY="nowhere.so")
     assert code == 0
     assert "none (nowhere.so" in text
+
+
+def test_check_names_other_allocators(tmp_path: Path) -> None:
+    for name in ("comfy_aimdo", "rmm_cu13", "torch_memory_saver"):
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        title = name.replace("_", "-")
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {title}\nVersion: 1.0\n")
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    code, text = check(
+        PYTHONPATH=paths, LD_PRELOAD=str(tmp_path / "libtorch_memory_saver.so"), args="--json"
+    )
+    # Behind it the loader complains of the library that is not there.
+    clashes = json.JSONDecoder().raw_decode(text)[0]["clashes"]
+    assert code == 1
+    assert [clash.split()[0] for clash in clashes] == [
+        "comfy-aimdo", "rmm-cu13", "torch-memory-saver", "LD_PRELOAD"
+    ]  # fmt: skip
+    assert "two cannot both be installed" in clashes[0]
+    assert "torch_memory_saver" in clashes[3]
 
 
 def test_importing_touches_neither_driver_nor_torch() -> None:

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from tenure import _engine
-from tenure.errors import UsageError
+from tenure.errors import OutOfMemoryError, UsageError
 from tenure.live.process import require_started, share
 
 _streams: dict[int, Any] = {}  # events are recorded on streams that had memory: they must stay
@@ -44,8 +44,6 @@ def allocate(size: int) -> Any:
     device = cupy.cuda.device.get_device_id()
     if stream.ptr and stream.ptr not in _streams:
         _streams[stream.ptr] = stream
-    from tenure.errors import OutOfMemoryError
-
     try:
         buffer = _engine.LiveBuffer(size, device, stream.ptr)
     except OutOfMemoryError as error:

@@ -7,10 +7,13 @@ import importlib
 from typing import Any
 
 from tenure import _engine
-from tenure.errors import UsageError
+from tenure.errors import OutOfMemoryError, UsageError
 from tenure.live.process import share
 
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
+
 _owners: dict[int, Any] = {}  # address -> the block, until Numba is done with it
+_streams: dict[int, Any] = {}  # events are recorded on them when memory is freed: they must stay
 
 
 def install(**options: Any) -> None:
@@ -27,6 +30,24 @@ def install(**options: Any) -> None:
     cuda.set_memory_manager(manager_class(cuda))
 
 
+def record_stream(array: Any, stream: Any) -> None:
+    """Says that `stream` uses the array too: once it dies, its memory waits for that stream.
+
+    Numba's own streams need no word of it: they and the default stream, for which memory is given
+    out, wait for each other. A stream from elsewhere (`cuda.external_stream`) may not.
+
+    Raises:
+        UsageError: The array's memory is not the engine's.
+    """
+    address = array.__cuda_array_interface__["data"][0]
+    for start, buffer in _owners.items():
+        if start <= address < start + buffer.size:
+            _streams.setdefault(int(stream), stream)
+            buffer.record_stream(int(stream))
+            return
+    raise UsageError("the array's memory is not managed by tenure")
+
+
 def manager_class(cuda: Any) -> type:
     """The memory manager that Numba instantiates once a context.
 
@@ -34,7 +55,7 @@ def manager_class(cuda: Any) -> type:
         cuda: The module numba.cuda.
     """
 
-    class TenureManager(cuda.GetIpcHandleMixin, cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
+    class TenureManager(cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
         """Device memory from the engine, for the default stream; host memory as Numba does it."""
 
         interface_version = 1
@@ -44,7 +65,10 @@ def manager_class(cuda: Any) -> type:
 
         def memalloc(self, size: int) -> Any:
             """A pointer that gives its block back when Numba finalises it."""
-            buffer = _engine.LiveBuffer(size, self.context.device.id, 0)
+            try:
+                buffer = _engine.LiveBuffer(size, self.context.device.id, 0)
+            except OutOfMemoryError as error:
+                raise cuda.cudadrv.driver.CudaAPIError(_OUT_OF_MEMORY, str(error)) from None
             address = buffer.address
             _owners[address] = buffer
             return cuda.MemoryPointer(
@@ -53,6 +77,10 @@ def manager_class(cuda: Any) -> type:
                 size,
                 finalizer=lambda: _owners.pop(address, None),
             )
+
+        def get_ipc_handle(self, memory: Any) -> Any:
+            """Refused: mapped memory has no handle of that kind."""
+            raise UsageError("memory that tenure manages cannot be sent to other processes (IPC)")
 
         def get_memory_info(self) -> Any:
             """Free and total bytes, as the driver says."""
