@@ -152,6 +152,18 @@ def test_the_callbacks_import_no_trainer_before_they_are_asked_for() -> None:
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.parametrize("name", ["install", "uninstall", "memory_stats", "memory_summary"])
+def test_a_name_for_an_allocator_in_process_imports_neither_numpy_nor_the_diagnoses(
+    name: str,
+) -> None:
+    text = (
+        f"import sys, tenure; tenure.{name}; "
+        "print({'torch', 'numpy', 'tenure.diagnoses', 'tenure.snapshots'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 @pytest.mark.usefixtures("counted")
 def test_the_transformers_callback_marks_a_step() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")

@@ -6,7 +6,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tenure.live import guard, install, memory_snapshot, memory_stats, memory_summary, uninstall
+    from tenure.live import install, memory_snapshot, memory_stats, memory_summary, uninstall
+    from tenure.live.guards.guard import guard
     from tenure.live.steps import step
     from tenure.verbs import diff, explain, holders, load, plan, replay, tune
     from tenure.virtual import virtual_gpu
@@ -18,7 +19,7 @@ __version__ = "0.1.0"
 _DEFINED_IN: dict[str, str] = {
     "diff": "tenure.verbs",
     "explain": "tenure.verbs",
-    "guard": "tenure.live",
+    "guard": "tenure.live.guards.guard",
     "holders": "tenure.verbs",
     "install": "tenure.live",
     "load": "tenure.verbs",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tenure.live.guards.guard import guard
 from tenure.live.recording import dump_snapshot
 from tenure.live.snapshot import memory_snapshot
 from tenure.live.statistics import memory_stats
@@ -11,7 +10,6 @@ from tenure.live.torch import install, uninstall
 
 __all__ = [
     "dump_snapshot",
-    "guard",
     "install",
     "memory_snapshot",
     "memory_stats",

@@ -8,11 +8,9 @@ from typing import Any
 from tenure import _engine
 from tenure.live.process import InForce, require_started
 from tenure.live.stacks import frames_of
-from tenure.snapshots import ACTION_NAMES
 
 DEFAULT_POOL = (0, 0)
 
-_OOM = ACTION_NAMES.index("oom")
 _STATES = ("inactive", "active_allocated", "active_pending_free")
 
 _Plain = dict[str, Any]
@@ -114,10 +112,13 @@ def _segments(wanted: tuple[int, int]) -> list[_Plain]:
 
 
 def _events(device: int) -> list[_Plain]:
+    # Here, so that installing the engine does without the reader of snapshots and NumPy.
+    from tenure.snapshots import ACTION_NAMES
+
     return [
         {
             "action": ACTION_NAMES[action],
-            "device_free" if action == _OOM else "addr": address,
+            "device_free" if ACTION_NAMES[action] == "oom" else "addr": address,
             "size": size,
             "stream": stream,
             "time_us": time_us,
