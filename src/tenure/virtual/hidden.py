@@ -15,6 +15,7 @@ from tenure.virtual.steps import (
     Step,
     bytes_of,
     guessed,
+    is_guess,
     modelled,
     on_card,
     once,
@@ -22,7 +23,7 @@ from tenure.virtual.steps import (
     planned,
 )
 
-__all__ = ["RECURRENT", "Call", "Step", "guessed", "modelled", "plan_of"]
+__all__ = ["RECURRENT", "Call", "Step", "guessed", "is_guess", "modelled", "plan_of"]
 # Modules that are imported for the plans in them.
 _OTHERS = (_attentions, _convolutions, _reductions, _sorts)
 

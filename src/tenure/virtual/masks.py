@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _aten = torch.ops.aten
-_SET = "_tenure_set"  # of a mask: how many of its elements are set
+_SET = "_tenure_set"  # of a mask: how many of its elements are set, and why
 _TAKEN = "_tenure_taken"  # of numbers: those asked for -> the part of all that equals each
 _LEAST = "_tenure_least"  # of numbers: what none of them lies below
 _WRITES = "_tenure_writes"  # of a storage of which something was noted: how often it was written
@@ -51,6 +51,9 @@ _AS_MANY = frozenset(  # those of them that leave nothing out and repeat nothing
     for overload in packet.overloads()
     if not overload.endswith("out")
 )
+_EACH_INDEX = "each index sets a place of its own in an unknown mask"
+_HALF_OF_THE_REST = "of unknown numbers equal to none asked for before, half equal the next"
+_FOUND_ONCE = "each of some unknown numbers is found once among others"
 _PUTS = frozenset(
     (_aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default)
 )
@@ -58,10 +61,8 @@ _PUTS = frozenset(
 
 def expected(mask: Any) -> tuple[int, str]:
     """How many elements of a mask are taken to be set, and that in words."""
-    count = _noted(mask, _SET)
-    if count is None:
-        return (mask.numel() + 1) // 2, "half of the elements of an unknown mask are set"
-    return count, "no place is set twice in a mask, and one number is not another"
+    noted: tuple[int, str] | None = _noted(mask, _SET)
+    return noted or ((mask.numel() + 1) // 2, "half of the elements of an unknown mask are set")
 
 
 def is_always_met(func: Any, args: Any) -> bool:
@@ -120,60 +121,68 @@ def _noted(tensor: Any, kind: str) -> Any:
     return note[0]
 
 
-def _count(func: Any, args: Any, result: Any, value_of: Callable[[Any], Any]) -> int | None:
-    """How many elements of a mask are set; None if nothing can be said."""
-    count: int | None = None
+def _count(
+    func: Any, args: Any, result: Any, value_of: Callable[[Any], Any]
+) -> tuple[int, str] | None:
+    """How many elements of a mask are set, and why; None if nothing can be said."""
+    count: tuple[int, str] | None = None
     if func is _aten.eq.Scalar:
         count = _equal_to_number(args[0], args[1])
     elif func is _aten.eq.Tensor:
         count = _equal_to_each_other(args[0], args[1], result)
     elif func in _PUTS:
-        count = _set_before(args[0], value_of)
-        places = next((i for i in args[1] if i is not None), None)
-        if count is not None and places is not None and places.dtype is torch.long:
-            count += places.numel()
+        count = _with_indices(args[0], args[1], value_of)
     elif func is _aten.cat.default:
         count = _total(args[0])
     elif func in {_aten.bitwise_or.Tensor, _aten.logical_or.default}:
         count = _total(args[:2])
     elif func in {_aten.bitwise_not.default, _aten.logical_not.default}:
-        count = _noted(args[0], _SET)
-        count = None if count is None else result.numel() - count
+        others = _noted(args[0], _SET)
+        count = others and (result.numel() - others[0], others[1])
     elif func in _AS_MANY:
         count = _noted(args[0], _SET)
-    return None if count is None else min(count, result.numel())
+    return count and (min(count[0], result.numel()), count[1])
 
 
-def _equal_to_number(numbers: Any, number: Any) -> int:
+def _equal_to_number(numbers: Any, number: Any) -> tuple[int, str]:
     """Half of those that are equal to none of the numbers that were asked for before."""
     parts = _noted(numbers, _TAKEN)
     if parts is None:
         parts = {}
         _note(numbers, _TAKEN, parts)
     part: float = parts.setdefault(number, (1 - sum(parts.values())) / 2)
-    return round(int(numbers.numel()) * part)
+    return round(int(numbers.numel()) * part), _HALF_OF_THE_REST
 
 
-def _equal_to_each_other(first: Any, second: Any, result: Any) -> int | None:
+def _equal_to_each_other(first: Any, second: Any, result: Any) -> tuple[int, str] | None:
     """Each of the fewer, spread over the more, is found there once: as a maximum is."""
     fewer: int = min(first.numel(), second.numel())
-    return fewer if 1 < fewer < result.numel() else None
+    return (fewer, _FOUND_ONCE) if 1 < fewer < result.numel() else None
 
 
-def _set_before(mask: Any, value_of: Callable[[Any], Any]) -> int | None:
+def _with_indices(
+    mask: Any, indices: Any, value_of: Callable[[Any], Any]
+) -> tuple[int, str] | None:
+    """What was set before, and a place for each index."""
     values = value_of(mask)
     if values is None:
-        noted: int | None = _noted(mask, _SET)
-        return noted
-    with torch._C._DisableTorchDispatch():
-        return int(torch.count_nonzero(values))
-
-
-def _total(masks: Any) -> int | None:
-    total = 0
-    for mask in masks:
-        count = _noted(mask, _SET) if isinstance(mask, torch.Tensor) else None
-        if count is None:
+        noted: tuple[int, str] | None = _noted(mask, _SET)
+        if noted is None:
             return None
-        total += count
-    return total
+        before = noted[0]
+    else:
+        with torch._C._DisableTorchDispatch():
+            before = int(torch.count_nonzero(values))
+    places = next((i for i in indices if i is not None), None)
+    more = places.numel() if places is not None and places.dtype is torch.long else 0
+    return before + more, _EACH_INDEX
+
+
+def _total(masks: Any) -> tuple[int, str] | None:
+    total, why = 0, ""
+    for mask in masks:
+        noted = _noted(mask, _SET) if isinstance(mask, torch.Tensor) else None
+        if noted is None:
+            return None
+        total, why = total + noted[0], noted[1]
+    return total, why

@@ -127,6 +127,7 @@ class Memory:
         self._waiting = 0  # bytes of those that waited when last looked at
         self._routes: list[Route] = []
         self.pools: dict[int, tuple[int, int]] = {}  # event -> its private pool
+        self.guesses: list[int] = []  # events whose size is a guess
         self._used = False  # whether any block was used by another stream than its own
         self._highest: dict[str, int] = {}
         self._shown: dict[CodeType, bool] = {}
@@ -145,8 +146,13 @@ class Memory:
         device = _engine.VirtualDevice(self._capacity, "descending")
         return _engine.Allocator(engine_settings(self.settings), device)
 
-    def allocate(self, size: int, stream: int = 0) -> int:
+    def allocate(self, size: int, stream: int = 0, *, guess: bool = False) -> int:
         """The address of a new block; 0 for no bytes.
+
+        Args:
+            size: Bytes.
+            stream: On which it is used.
+            guess: Whether a card might ask for another size.
 
         Raises:
             OutOfMemoryError: As the card would.
@@ -166,6 +172,8 @@ class Memory:
             self._log_segments(stream)
             if pool != DEFAULT_POOL:
                 self.pools[len(self.actions)] = pool
+            if guess:
+                self.guesses.append(len(self.actions))
             self._record(ALLOC, address, size, stream, stack, forward)
             return address
 

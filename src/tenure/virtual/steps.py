@@ -76,6 +76,12 @@ def guessed() -> set[str]:
     return set(_PLANS) - _CONFIRMED
 
 
+def is_guess(func: Any) -> bool:
+    """Whether the plan of an operator is one of those."""
+    name = str(func)
+    return not _CONFIRMED.intersection((name, name.rsplit(".", 1)[0]))
+
+
 def planned(*names: str, library: str = "aten", confirmed: bool = False) -> Callable[[Plan], Plan]:
     """Makes a generator the plan of operators.
 

@@ -95,9 +95,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
                 self._born(storage)
             return
         call = hidden.Call(func, args, kwargs, result, self.kernels, self._first_use)
-        self._follow(plan(call), fresh)
+        self._follow(plan(call), fresh, guess=hidden.is_guess(func))
 
-    def _follow(self, steps: Iterable[hidden.Step], fresh: list[Any]) -> None:
+    def _follow(self, steps: Iterable[hidden.Step], fresh: list[Any], *, guess: bool) -> None:
         """Takes temporaries and outputs in the kernel's order, and gives temporaries back."""
         held: dict[str, int] = {}
         waiting = dict(enumerate(fresh))
@@ -113,7 +113,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
                 elif step.kind == "skip":
                     waiting.pop(step.index, None)
                 elif step.kind == "take":
-                    held[step.name] = self._request(step.size)
+                    held[step.name] = self._request(step.size, guess=guess)
                 elif step.kind == "keep":
                     self._request(step.size)
                 else:
@@ -156,9 +156,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
 
         self._known[key] = (weakref.ref(storage, dead), address)
 
-    def _request(self, size: int) -> int:
+    def _request(self, size: int, *, guess: bool = False) -> int:
         try:
-            return self.memory.allocate(size, self.stream())
+            return self.memory.allocate(size, self.stream(), guess=guess)
         except OutOfMemoryError as error:
             raise torch.OutOfMemoryError(str(error)) from None
 

@@ -9,6 +9,7 @@ from tenure.cards import CARDS, Card
 from tenure.replays import replay
 from tenure.units import format_bytes
 from tenure.virtual import hidden
+from tenure.virtual.spread import reserved_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,9 +184,13 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
     spans: list[tuple[int, int] | None] = [None, None]
     if not failed and not run.error:  # what was assumed may still hold
         lowest = int(peak["allocated"] * (1 - allocated))  # no less is reserved
+        least, most = reserved_range(run.memory)
         spans = [
-            (max(int(peak[name] * (1 - bar)), lowest), int(peak[name] * (1 + bar)) + beyond)
-            for name, bar in (("allocated", allocated), ("reserved", reserved))
+            (max(int(peak[name] * low), lowest), int(peak[name] * high) + beyond)
+            for name, low, high in (
+                ("allocated", 1 - allocated, 1 + allocated),
+                ("reserved", min(1 - reserved, least), max(1 + reserved, most)),
+            )
         ]
     measured = run.memory.measured and not run.unmodelled
     confidence = "unknown" if not sure else "modelled" if guessed or not measured else "exact"

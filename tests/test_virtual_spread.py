@@ -1,0 +1,36 @@
+"""Virtual GPU: how far the peak reserved moves if what was guessed is otherwise."""
+
+from __future__ import annotations
+
+from tenure.cards import card_named
+from tenure.settings import AllocatorSettings
+from tenure.virtual.memory import Memory
+from tenure.virtual.spread import reserved_range
+
+MIB = 1 << 20
+
+
+def memory_after(*, guessed: bool, size: int) -> Memory:
+    """Of a run in which a workspace leaves a block that the next tensors do or do not fit."""
+    memory = Memory(card_named("h200"), AllocatorSettings)
+    for step in range(6):
+        workspace = memory.allocate(size + step * 24 * MIB, guess=guessed)
+        memory.free(workspace)
+        memory.allocate(size + step * 24 * MIB)
+    return memory
+
+
+def test_what_is_sure_does_not_move() -> None:
+    assert reserved_range(memory_after(guessed=False, size=100 * MIB)) == (1.0, 1.0)
+
+
+def test_guesses_that_make_room_for_others_move_the_peak() -> None:
+    least, most = reserved_range(memory_after(guessed=True, size=100 * MIB))
+    assert least <= 1.0 < most < 2.0
+
+
+def test_small_guesses_move_nothing() -> None:
+    memory = Memory(card_named("h200"), AllocatorSettings)
+    for size in range(1000, 100_000, 1000):
+        memory.allocate(size, guess=True)
+    assert reserved_range(memory) == (1.0, 1.0)
