@@ -46,6 +46,21 @@ SCRIPTS = {
             first_rows.append(b[:10])
         del batches, b
     """,
+    "holder.ctx": """
+        import torch
+        class Own(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.y = x.clone()
+                return ctx.y
+            @staticmethod
+            def backward(ctx, g):
+                return g
+        import gc
+        gc.disable()
+        for _ in range(4):
+            Own.apply(torch.ones(1 << 20, requires_grad=True))
+    """,
     "holder.list": """
         import torch
         outs = []
@@ -192,6 +207,14 @@ def test_each_kind_of_holder_is_named_and_a_healthy_run_has_none(code: str, tmp_
     assert (code in codes) if code else not codes
     assert sum(row["bytes"] for row in value["holders"]["rows"]) == value["holders"]["live"]
     assert value["missing"] == []
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("code", ["holder.ctx", "holder.view", "holder.list"])
+def test_one_cause_is_told_once(code: str, tmp_path: Path) -> None:
+    value = report(tmp_path, write(tmp_path, SCRIPTS[code]))
+    assert [finding["code"] for finding in value["findings"]] == [code]
 
 
 @needs_torch

@@ -104,7 +104,7 @@ def judge(record: Record, *, failed: bool = False) -> tuple[Finding, ...]:
     _risen(judge)
     _collected(judge)
     order = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NORMAL: 2, Severity.INFO: 3}
-    cases = sorted(_joined(judge.cases.values()), key=lambda c: (order[c.severity], -c.bytes))
+    cases = sorted(_joined(_causes(judge.cases)), key=lambda c: (order[c.severity], -c.bytes))
     shown: Counter[str] = Counter()
     findings = []
     for case in cases:
@@ -115,6 +115,16 @@ def judge(record: Record, *, failed: bool = False) -> tuple[Finding, ...]:
                 Finding(case.code, case.severity, case.bytes, case.title, case.evidence, advice)
             )
     return tuple(findings)
+
+
+def _causes(cases: dict[tuple[str, str], _Case]) -> list[_Case]:
+    """Without lists that gather views of larger storages, where copies would be small."""
+    views = {key: case.bytes for (code, key), case in cases.items() if code == "holder.view"}
+    return [
+        case
+        for (code, key), case in cases.items()
+        if code != "holder.list" or 2 * views.get(key, 0) < case.bytes
+    ]
 
 
 def _joined(cases: Iterable[_Case]) -> list[_Case]:
@@ -204,14 +214,15 @@ def _cycles(judge: _Judge, look: Look) -> None:
         size = _total(group)
         title = f"{format_bytes(size)} in dropped objects that refer to themselves"
         evidence = _evidence(look, group)
-        advice = _GRADIENT_CYCLE if cycle.through_graph else _CYCLE
-        judge.add(_Case("holder.cycle", key, size, title, evidence, advice=advice))
-        if not look.collecting:
-            title = f"{format_bytes(size)} wait for the garbage collector, which is switched off"
-            judge.add(_Case("holder.gc_off", "", size, title, evidence))
-        if "(set on ctx)" in cycle.text:
+        if "(set on ctx)" in cycle.text:  # the one cause; no collector would help
             title = f"{format_bytes(size)} kept by an output that was set on its own ctx"
             judge.add(_Case("holder.ctx", key, size, title, evidence))
+            continue
+        advice = _GRADIENT_CYCLE if cycle.through_graph else _CYCLE
+        judge.add(_Case("holder.cycle", key, size, title, evidence, advice=advice))
+        if not look.collecting and not cycle.through_graph:
+            title = f"{format_bytes(size)} wait for the garbage collector, which is switched off"
+            judge.add(_Case("holder.gc_off", "", size, title, evidence))
     for chain, size, cycle in look.holders.live_cycles:
         title = f"{format_bytes(size)} in a gradient whose graph leads back to its parameter"
         text = (f"parameter: {chain}", f"cycle: {cycle.text}")
@@ -402,7 +413,7 @@ def _without_line(key: str) -> str:
 
 def _collected(judge: _Judge) -> None:
     size = sum(judge.record.collected)
-    if any(code == "holder.cycle" for code, _ in judge.cases):
+    if any(code in {"holder.cycle", "holder.ctx"} for code, _ in judge.cases):
         return
     title = f"{format_bytes(size)} were freed only by the garbage collector"
     count = len(judge.record.collected)
