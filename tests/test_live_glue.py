@@ -12,10 +12,14 @@ from fake_gpu import attempt, run
 from test_layout import ROOT
 
 
-def has_cuda_build() -> bool:
+def has_library(name: str) -> bool:
     found = importlib.util.find_spec("torch")
     folders = (found.submodule_search_locations if found else None) or []
-    return any((Path(folder) / "lib" / "libtorch_cuda.so").exists() for folder in folders)
+    return any((Path(folder) / "lib" / name).exists() for folder in folders)
+
+
+def has_cuda_build() -> bool:
+    return has_library("libtorch_cuda.so")
 
 
 needs_cuda_build = pytest.mark.skipif(
@@ -146,6 +150,30 @@ else:
 
 
 @needs_cuda_build
+def test_pytorchs_general_functions_for_memory_answer_too() -> None:
+    run(
+        PREPARE
+        + """
+if not hasattr(torch._C, "_accelerator_getDeviceStats"):
+    raise SystemExit  # an older PyTorch
+before = torch._C._accelerator_getDeviceStats
+tenure.install(quiet=True)
+block = take(1000)
+stats = torch._C._accelerator_getDeviceStats(0)
+assert stats["allocated_bytes"]["all"]["current"] == 1024, stats
+caller.caller_delete(block)
+torch._C._accelerator_resetPeakStats(0)
+torch._C._accelerator_resetAccumulatedStats(0)
+stats = torch._C._accelerator_getDeviceStats(0)["allocated_bytes"]["all"]
+assert stats == {"current": 0, "peak": 0, "allocated": 0, "freed": 0}, stats
+tenure.uninstall()
+assert torch._C._accelerator_getDeviceStats is before
+""",
+        stand_in=False,
+    )
+
+
+@needs_cuda_build
 @pytest.mark.parametrize("glue", [True, False])
 def test_what_cannot_be_had_is_one_clear_error(glue: bool) -> None:
     run(
@@ -200,3 +228,46 @@ def test_what_still_will_not_work_is_said(tmp_path: Path) -> None:
     assert broken.returncode == 0, broken.stderr
     assert "cudnn.benchmark" in broken.stderr
     assert "to mend that: " in broken.stderr
+
+
+@needs_cuda_build
+def test_a_machine_without_a_driver_hears_pytorchs_own_words() -> None:
+    done = attempt(
+        """
+import torch, tenure
+tenure.install(quiet=True)
+try:
+    torch.empty(1, device="cuda")
+except RuntimeError as error:
+    print(str(error).partition(".")[0])
+assert torch.cuda.memory_allocated() == 0
+tenure.uninstall()
+""",
+        stand_in=False,
+        TENURE_DRIVER_LIBRARY="nowhere.so",
+    )
+    if "NVIDIA driver" not in done.stdout and done.returncode == 0:
+        pytest.skip("there is a driver here")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert "Found no NVIDIA driver on your system" in done.stdout
+
+
+@pytest.mark.skipif(
+    has_cuda_build() or not has_library("libtorch_cpu.so"), reason="needs PyTorch without CUDA"
+)
+def test_a_pytorch_without_cuda_is_told_so() -> None:
+    run(
+        """
+import torch, tenure
+before = vars(torch._C).copy()
+try:
+    tenure.install()
+except tenure.errors.UsageError as error:
+    assert "built without CUDA" in str(error), error
+else:
+    raise AssertionError
+assert vars(torch._C) == before
+assert torch.ones(3).sum() == 3
+""",
+        stand_in=False,
+    )

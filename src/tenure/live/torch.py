@@ -205,6 +205,9 @@ def _replace_functions(torch: Any) -> None:
     """
     for name, function in _NATIVE.items():
         _replace(_native(torch), name, function)
+    for name, function in _ACCELERATOR.items():
+        if hasattr(_native(torch), name):
+            _replace(_native(torch), name, function)
     if hasattr(_native(torch), "_cuda_beginAllocateCurrentThreadToPool"):
         for module in (torch.cuda, torch.cuda.memory):
             _replace(module, "MemPool", MemPool)
@@ -278,4 +281,11 @@ _NATIVE: dict[str, Any] = {
     "_cuda_attach_out_of_memory_observer": oom.observers.append,
     "_cuda_getMemoryFraction": _memory_fraction,
     "_cuda_allocationTraceback": _allocation_traceback,
+}
+
+# What torch.accelerator.memory calls, in versions that have it.
+_ACCELERATOR: dict[str, Any] = {
+    "_accelerator_getDeviceStats": _memory_stats,
+    "_accelerator_resetAccumulatedStats": _engine.Live.reset_accumulated,
+    "_accelerator_resetPeakStats": _engine.Live.reset_peak,
 }
