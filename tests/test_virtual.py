@@ -399,6 +399,63 @@ def test_a_card_cannot_come_after_torch() -> None:
     assert "a virtual GPU has to be there before torch is" in done.stderr.splitlines()[-1]
 
 
+ENCODER = """
+import torch
+layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True)
+model = torch.nn.TransformerEncoder(layer, 3).cuda().eval()
+x = torch.randn(32, 512, 256, device="cuda")
+padding = torch.zeros(32, 512, dtype=torch.bool, device="cuda")
+padding[:, 500:] = True
+with torch.no_grad():
+    model(x)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    model(x)
+    print((torch.cuda.max_memory_allocated() - before) / x.nbytes)
+    print(model(x, src_key_padding_mask=padding).shape == x.shape)
+"""
+
+
+@needs_torch
+def test_an_encoder_in_evaluation_takes_what_its_inner_steps_take(tmp_path: Path) -> None:
+    script = tmp_path / "encoder.py"
+    script.write_text(ENCODER)
+    value, done = run_virtually(tmp_path, script)
+    times, padded = done.stdout.splitlines()
+    # What came in, what goes around the two products, four times its width between, what comes out.
+    assert 7 <= float(times) < 7.1, done.stderr[-2000:]
+    assert padded == "True"
+    assert any("keeps its padding" in what for what in value["verdict"]["decisive"])
+
+
+UNUSUAL = """
+import torch
+x = torch.randn(100, 64, device="cuda")
+print(torch.mode(x)[0].shape, torch.linalg.lstsq(x, x).solution.shape)
+counts = x.topk(2, 1).indices.flatten().bincount(minlength=64)
+print(counts.min().item(), counts.max().item(), x.argmax(1).unique().numel())
+print(torch.distributions.Gamma(x, 1.0).sample().shape)
+mine = torch.library.define("tenure_test::mine", "(Tensor x) -> Tensor")
+torch.ops.tenure_test.mine(x)
+"""
+
+
+@needs_torch
+def test_operators_without_a_fake_kernel_run_or_say_why_not(tmp_path: Path) -> None:
+    script = tmp_path / "unusual.py"
+    script.write_text(UNUSUAL)
+    value, done = run_virtually(tmp_path, script)
+    assert done.stdout.splitlines() == [
+        "torch.Size([100]) torch.Size([64, 64])",
+        "3 4 64",
+        "torch.Size([100, 64])",
+    ], done.stderr[-2000:]
+    verdict = value["verdict"]
+    assert {"aten.mode", "aten.linalg_lstsq"} <= set(verdict["unknown"])
+    assert verdict["error_at"] == "unusual.py:9"
+    assert "torch.library.register_fake" in verdict["hint"]
+
+
 GRAPHS = """
 import torch
 model = torch.nn.Linear(1024, 1024).cuda()

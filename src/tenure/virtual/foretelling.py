@@ -43,7 +43,10 @@ class Requests:
     @staticmethod
     def of(memory: Memory) -> Requests:
         """Of a run that was made."""
-        number, begins, size, stream = [], [], [], []
+        number: list[int] = []
+        begins: list[bool] = []
+        size: list[int] = []
+        stream: list[int] = []
         living: dict[int, int] = {}
         events = zip(memory.actions, memory.addresses, memory.sizes, memory.streams, strict=True)
         for action, address, bytes_, of_stream in events:

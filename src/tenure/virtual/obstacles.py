@@ -20,11 +20,18 @@ _HINTS = (
         "several GPUs are not modelled: run one rank without torch.distributed",
     ),
     (
-        ("no fake impl", "Cannot access data pointer", "with arguments from the 'CUDA' backend"),
+        (
+            *("no fake impl", "UnsupportedOperatorException", "Cannot access data pointer"),
+            "with arguments from the 'CUDA' backend",
+        ),
         (
             "an operator here needs data that a virtual GPU does not have: put another one in its "
             "place, or, if it is of an extension, give it torch.library.register_fake"
         ),
+    ),
+    (
+        ("shape_env", "NestedTensor"),
+        "nested tensors are not modelled: pad the sequences, and give a mask",
     ),
     (
         ("FakeTensor", "data-dependent", "DataDependentOutputException", "DynamicOutputShape"),

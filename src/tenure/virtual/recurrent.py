@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tenure.virtual.hidden import RECURRENT
+from tenure.virtual.steps import OUTPUTS, Call, Step, planned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tenure.patches import Patches
     from tenure.virtual.card import Kernels
     from tenure.virtual.shadow import Shadows
     from tenure.virtual.tracker import Tracker
 
+_aten = torch.ops.aten
 _GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
 _KEPT = {"lstm": 5, "gru": 4, "rnn_tanh": 1, "rnn_relu": 1}  # values a step keeps for the backward
 _DROPOUT_STATE = 49_152  # bytes for each multiprocessor
@@ -72,6 +74,42 @@ def paint(patches: Patches, tracker: Tracker, shadows: Shadows) -> None:
     patches.set(torch._VF, "_pad_packed_sequence", _padder(shadows))
     base = torch.nn.RNNBase
     patches.set(base, "flatten_parameters", _flattener(base.flatten_parameters))
+
+
+# --- cells: a step at a time, its gates in one kernel --------------------------------------------
+
+
+def overrides() -> dict[Any, Any]:
+    """Cells for which PyTorch has no fake kernel."""
+    return {
+        _aten._thnn_fused_gru_cell.default: _gru_cell,
+        _aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    }
+
+
+def _gru_cell(_func: Any, args: Any, _kwargs: Any) -> Any:
+    """The new state, and five values a unit for the backward."""
+    state = args[2]
+    return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
+
+
+def _gru_cell_backward(_func: Any, args: Any, _kwargs: Any) -> Any:
+    grad, kept, has_bias = args
+    batch, width = kept.shape[0], 3 * (kept.shape[1] // 5)
+    gates = [kept.new_empty((batch, width)) for _ in range(2)]
+    biases = [kept.new_empty(width) if has_bias else None for _ in range(2)]
+    return (*gates, torch.empty_like(grad), *biases)
+
+
+@planned("_thnn_fused_gru_cell", "_thnn_fused_lstm_cell")
+def _cell(call: Call) -> Iterator[Step]:
+    yield Step("output", index=len(call.result) - 1)
+    yield OUTPUTS
+
+
+@planned("_thnn_fused_gru_cell_backward", "_thnn_fused_lstm_cell_backward_impl")
+def _cell_backward(_call: Call) -> Iterator[Step]:
+    yield OUTPUTS
 
 
 def _flattener(original: Callable[[Any], None]) -> Callable[[Any], None]:

@@ -47,13 +47,16 @@ _MOST_INTEGERS = 20_000_000  # elements of a tensor whose values are kept
 _MOST_FLOATS = 4_096
 _MOST_DERIVED = 20_000_000  # floats that follow from known values, and not by a product
 _PLAIN_INDEX = 7  # an index that means nothing special: a token that ends no text
+_FEWEST_OF_IMAGES = 3  # dimensions
 _LONGEST_WAIT = 1_000  # equal answers to one question before the other one is given
 # Functions of libraries in which a truth value means that work is left: of transformers.
 _ASK_WHETHER_TO_GO_ON = {"_beam_search"}
 _FINITE = "numbers are finite"
 _FINITE_GRADIENTS = "gradients are finite"
 _WITHIN = "random numbers lie within their bounds"
-_HOLDS = {_FINITE, _FINITE_GRADIENTS, _WITHIN}  # in every run that is worth asking about
+_ALLOWED = "what distributions are given lies within their bounds"
+_DISTRIBUTIONS = "torch/distributions/"
+_HOLDS = {_FINITE, _FINITE_GRADIENTS, _WITHIN, _ALLOWED}  # in every run that is worth asking about
 _PACKAGE = str(Path(__file__).parent)
 _VALUE = "_tenure_value"
 _STALE = "_tenure_stale"
@@ -124,6 +127,11 @@ class Shadows:
             if _is_asked_by("_no_grad_trunc_normal_"):  # torch.nn.init; draws again where not so
                 self._assume(_WITHIN)
                 return False
+            if _is_asked_by("_validate_sample", _DISTRIBUTIONS) or _is_asked_by(
+                "__init__", _DISTRIBUTIONS
+            ):
+                self._assume(_ALLOWED)
+                return True
             goes_on = _caller().f_code.co_name in _ASK_WHETHER_TO_GO_ON
             times = self._assume(f"an unknown truth value is {goes_on}")
             return goes_on != (times % _LONGEST_WAIT == 0)  # a loop may wait for it
@@ -218,11 +226,14 @@ class Shadows:
         return torch.empty_like(source), numbers, counts
 
     def _bincount(self, func: Any, args: Any, kwargs: Any) -> Any:
-        known = self._known_result(func, args, kwargs)
+        least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
+        with self.handing_out() as handed:
+            known = self._known_result(func, args, kwargs)
         if known is not None:
+            if known.numel() > least:
+                handed.decided()
             return known
         self._assume("unknown numbers to be counted are below the least length asked for")
-        least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
         weights = args[1] if len(args) > 1 else kwargs.get("weights")
         kind = torch.long if weights is None else weights.dtype
         return torch.empty(max(least, _PLAIN_INDEX + 1), dtype=kind, device=args[0].device)
@@ -285,7 +296,8 @@ class Shadows:
         number = 1 if tensor.dtype.is_floating_point else 0
         with self.handing_out() as handed:
             self._assume(f"unknown elements are {number}")
-        if not tensor.dtype.is_floating_point:  # indices, sizes, truth values
+        pixels = tensor.dtype is torch.uint8 and tensor.dim() >= _FEWEST_OF_IMAGES
+        if not tensor.dtype.is_floating_point and not pixels:  # indices, sizes, truth values
             handed.decided()
         with torch._C._DisableTorchDispatch():
             return torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
@@ -334,13 +346,13 @@ def _caller() -> Any:
     return frame
 
 
-def _is_asked_by(name: str) -> bool:
+def _is_asked_by(name: str, folder: str = "torch/") -> bool:
     """Whether a function of that name is on the stack, inside PyTorch."""
     frame: Any = sys._getframe(1)
     while frame is not None and (
         frame.f_code.co_filename.startswith(_PACKAGE) or "/torch/" in frame.f_code.co_filename
     ):
-        if frame.f_code.co_name == name:
+        if frame.f_code.co_name == name and f"/{folder}" in frame.f_code.co_filename:
             return True
         frame = frame.f_back
     return False
@@ -454,24 +466,32 @@ def _fill(tensor: Any, value: Any, guess: str) -> None:
 
 
 def _choose(tensor: Any, size: int) -> None:
-    """One index for all, of that many."""
-    index = min(_PLAIN_INDEX, size - 1)
-    _fill(tensor, index, f"index {index} is chosen")
+    """Indices of that many, each as often as any other."""
+    if tensor.numel() > _MOST_INTEGERS:
+        return
+    with torch._C._DisableTorchDispatch():
+        made = (torch.arange(tensor.numel()) + min(_PLAIN_INDEX, size - 1)) % size
+        made = made.view(tensor.shape)
+    _know(tensor, made, size)
 
 
 def _count_up(tensor: Any, dim: int, size: int) -> None:
-    """Indices that differ along a dimension, as the best k do."""
+    """Indices that differ along a dimension, as the best k do, and go on from row to row."""
     if tensor.numel() > _MOST_INTEGERS or not tensor.dim():
         return
     count = tensor.shape[dim]
     first = max(min(_PLAIN_INDEX, size - count), 0)
+    rows = list(tensor.shape)
+    rows.append(rows.pop(dim))
     with torch._C._DisableTorchDispatch():
-        shape = [1] * tensor.dim()
-        shape[dim] = count
-        row = torch.arange(first, first + count).view(shape)
-        made = row.expand(tensor.shape).contiguous()
-    setattr(made, _GUESS, f"the best are indices {first} to {first + count - 1}")
-    setattr(tensor, _VALUE, made)
+        made = (torch.arange(tensor.numel()) + first) % size
+        made = made.view(rows).movedim(-1, dim).contiguous()
+    _know(tensor, made, size)
+
+
+def _know(tensor: Any, value: Any, size: int) -> None:
+    setattr(value, _GUESS, f"of {size} each is chosen equally often")
+    setattr(tensor, _VALUE, value)
 
 
 def _is_known(tensor: Any) -> bool:

@@ -13,7 +13,7 @@ from torch._library import fake_impl
 from torch._subclasses import fake_tensor
 
 from tenure.patches import Patches
-from tenure.virtual import face, outside, recurrent, selection
+from tenure.virtual import encoders, face, fallback, outside, recurrent, selection
 from tenure.virtual.card import kernels_of
 from tenure.virtual.shadow import Shadows
 from tenure.virtual.tracker import Tracker
@@ -49,6 +49,8 @@ class Stage:
         self.patches = Patches()
         self.tracker.override(self.shadows.overrides())
         self.tracker.override(selection.overrides())
+        self.tracker.override(recurrent.overrides())
+        self.tracker.by_values = fallback.by_values(self.fake, self.unmodelled.add, self.shadows)
         self.tracker.after += (self.shadows.follow, self.unmodelled.watch)
 
     def __enter__(self) -> Self:
@@ -86,6 +88,8 @@ class Stage:
         for owner in (torch, torch.autograd.grad_mode):
             put(owner, "inference_mode", _InferenceMode)
         outside.paint(self.patches, self.shadows)
+        encoders.paint(self.patches, self.shadows)
+        fallback.paint(self.patches, self.fake, self.unmodelled.add)
         put(fake_impl.FakeImplCtx, "new_dynamic_size", self._assumed_size)
         put(torch, "ctc_loss", selection.ctc_loss(torch.ctc_loss))
         recurrent.paint(self.patches, self.tracker, self.shadows)

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tenure.errors import OutOfMemoryError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tenure.virtual.memory import Memory
 
 
+_BY_VALUES = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
 _NO_NUMBER = 1 << 62  # of nodes that belong to no operator
 
 
@@ -32,6 +34,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         memory: Where requests go.
         kernels: The card's.
         operators: How often each operator ran.
+        after: Called with each operator that has run, its arguments and its result.
+        by_values: Runs an operator whose result has a size that values decide.
     """
 
     def __init__(self, memory: Memory, kernels: Kernels) -> None:
@@ -43,6 +47,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         self.operators: dict[Any, int] = {}
         self._overrides: dict[Any, list[Callable[..., Any]]] = {}
         self.after: list[Callable[..., None]] = []
+        self.by_values: Callable[..., Any] = _refused
         self._known: dict[int, tuple[Any, int]] = {}  # storage -> its weak reference, address
         self._workspaces: set[tuple[int, int, str]] = set()
         self._local = threading.local()
@@ -61,7 +66,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
             if result is not NotImplemented:
                 break
         else:
-            result = func(*args, **kwargs)
+            try:
+                result = func(*args, **kwargs)
+            except _BY_VALUES as error:
+                result = self.by_values(func, args, kwargs, error)
         self.operators[func] = self.operators.get(func, 0) + 1
         for note in self.after:
             note(func, args, kwargs, result)
@@ -180,6 +188,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]  # torch is not there wh
         """Where a tensor's storage lies on the card; 0 if it is not there."""
         known = self._known.get(tensor.untyped_storage()._cdata)
         return known[1] if known else 0
+
+
+def _refused(_func: Any, _args: Any, _kwargs: Any, error: Exception) -> Any:
+    raise error
 
 
 def tensors_in(value: Any) -> Iterator[Any]:

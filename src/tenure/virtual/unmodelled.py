@@ -46,11 +46,16 @@ class Unmodelled:
         self.reach = 0
         self._memory = memory
         self._planned = set(hidden.modelled())
+        self._names = set(_NAMES)
+
+    def add(self, func: Any) -> None:
+        """An operator of which nothing is known but what it returns."""
+        self._names.add(str(func).rsplit(".", 1)[0])
 
     def watch(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Sees an operator that has just run."""
         name = str(func).rsplit(".", 1)[0]
-        if name not in _NAMES or name in self._planned:
+        if name not in self._names or name in self._planned:
             return
         tensors = [t for v in tree_flatten((args, kwargs, result))[0] for t in tensors_in(v)]
         touched = sum(t.numel() * t.element_size() for t in tensors if t.device.type == "cuda")
