@@ -259,6 +259,24 @@ def test_what_rises_every_step_is_named_however_small_a_part_it_is(tmp_path: Pat
 
 @needs_torch
 @pytest.mark.slow
+def test_watching_ends_under_a_mode_of_the_scripts_own_and_leaves_it_on(tmp_path: Path) -> None:
+    text = """
+        import torch
+        from torch.utils.flop_counter import FlopCounterMode
+        from tenure.live.runs.watching import Watching
+        net, x = torch.nn.Linear(64, 64), torch.ones(4, 64)
+        with FlopCounterMode(display=False) as counter:
+            net(x)
+            assert Watching.now._leave_operations()
+            net(x)
+        print(counter.get_total_flops(), torch._C._len_torch_dispatch_stack())
+    """
+    shown = run("-o", "report.txt", write(tmp_path, text), cwd=tmp_path)
+    assert shown.stdout.split() == [str(2 * 2 * 4 * 64 * 64), "0"]
+
+
+@needs_torch
+@pytest.mark.slow
 def test_a_script_that_leaves_by_os_exit_is_reported(tmp_path: Path) -> None:
     text = """
         import os, torch

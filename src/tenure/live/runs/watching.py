@@ -275,7 +275,7 @@ class Watch:
             self._steady_since = (time.monotonic(), self.record.seconds)
 
     def _leave_operations(self) -> bool:
-        """Takes our dispatch modes off, if no other lies above them; whether it did."""
+        """Takes our dispatch modes off, whatever others are on; whether it did."""
         if threading.get_ident() != self._thread:
             return False  # modes belong to threads
         if self.races is not None:
@@ -283,11 +283,9 @@ class Watch:
             self.races = None
         if self._mode is None:
             return False
-        from torch.utils._python_dispatch import _get_current_dispatch_mode
+        from tenure.live.guards.mode import remove
 
-        if _get_current_dispatch_mode() is not self._mode:
-            return False
-        self._mode.__exit__(None, None, None)
+        remove(self._mode)
         self._mode = None
         return True
 
