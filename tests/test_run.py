@@ -257,6 +257,43 @@ def test_what_rises_every_step_is_named_however_small_a_part_it_is(tmp_path: Pat
     assert any(row["site"].endswith("script.py:10 <module>") for row in value["peak"]["by_site"])
 
 
+RACES = {
+    "stream.race_read": """
+        host = device.to("cpu", non_blocking=True)
+        host.sum()
+    """,
+    "stream.host_overwrite": """
+        host = torch.ones(1 << 20, pin_memory=True)
+        device.copy_(host, non_blocking=True)
+        host.fill_(7)
+    """,
+    "": """
+        host = device.to("cpu", non_blocking=True)
+        torch.cuda.synchronize()
+        host.sum()
+    """,
+}
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("code", RACES, ids=lambda code: code or "healthy")
+def test_the_host_races_with_the_device_without_a_stream_of_the_scripts_own(
+    code: str, tmp_path: Path
+) -> None:
+    begin = """
+        import tenure
+        gpu = tenure.virtual_gpu("h100")
+        gpu.__enter__()
+        import torch
+        device = torch.ones(1 << 20, device="cuda")
+    """
+    write(tmp_path, begin.rstrip() + RACES[code])
+    value = report(tmp_path, "script.py")
+    found = [one["code"] for one in value["findings"] if one["code"].startswith("stream.")]
+    assert found == ([code] if code else [])
+
+
 @needs_torch
 @pytest.mark.slow
 def test_watching_ends_under_a_mode_of_the_scripts_own_and_leaves_it_on(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ class Races:
     """A report on streams that is being made.
 
     Scripts with one stream pay nothing: watching begins when the script makes a stream or pins
-    memory, in the thread that called `start`.
+    memory, in the thread that called `start`; or when `wake` is called.
     """
 
     def __init__(self) -> None:
@@ -59,13 +59,13 @@ class Races:
 
         @functools.wraps(original)
         def waking(*args: Any, **named: Any) -> Any:
-            if not _KNOWN & named.keys() and self._wake():
+            if not _KNOWN & named.keys() and self.wake():
                 return getattr(owner, name)(*args, **named)  # the guard's own, or the original
             return original(*args, **named)
 
         self._patches.set(owner, name, staticmethod(waking) if name == "__new__" else waking)
 
-    def _wake(self) -> bool:
+    def wake(self) -> bool:
         """Begins to watch; False in a thread that cannot be watched, where the next one may."""
         if threading.get_ident() != self._thread:
             return False

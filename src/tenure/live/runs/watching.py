@@ -176,6 +176,15 @@ class Watch:
             if record.device == "cuda" and record.operations >= WATCHED_OPERATIONS:
                 self._leave_soon()
 
+    def wake_races(self, args: Any, kwargs: dict[str, Any]) -> None:
+        """Watches streams from here on, if the operation lets the host and the device race."""
+        if self.races is None or self.races.watching or self.busy:
+            return
+        leaves = kwargs.get("non_blocking") and str(kwargs.get("device")) == "cpu"
+        source = getattr(args[0], "device", None) if args else None
+        if kwargs.get("pin_memory") or (leaves and source is not None and source.type == "cuda"):
+            self.races.wake()
+
     def _step_begins(self, *_: Any) -> None:
         self._step_begun = time.time()
 
@@ -494,6 +503,8 @@ def _mode_of(watch: Watch) -> Any:
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
+            if kwargs and ("non_blocking" in kwargs or "pin_memory" in kwargs):
+                watch.wake_races(args, kwargs)
             try:
                 out = func(*args, **(kwargs or {}))
             except Exception as error:
