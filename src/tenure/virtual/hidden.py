@@ -9,6 +9,7 @@ from tenure.virtual import convolutions as _convolutions
 from tenure.virtual import reductions as _reductions
 from tenure.virtual import scratch
 from tenure.virtual import sorts as _sorts
+from tenure.virtual import transforms as _transforms
 from tenure.virtual.steps import (
     OUTPUTS,
     Call,
@@ -25,10 +26,11 @@ from tenure.virtual.steps import (
 
 __all__ = ["RECURRENT", "Call", "Step", "guessed", "is_guess", "modelled", "plan_of"]
 # Modules that are imported for the plans in them.
-_OTHERS = (_attentions, _convolutions, _reductions, _sorts)
+_OTHERS = (_attentions, _convolutions, _reductions, _sorts, _transforms)
 
 
 RECURRENT = "aten._cudnn_rnn.default"  # runs in recurrent.py, as one operator
+_MAXIMUM = 2  # mode of a bag of embeddings
 
 
 @planned("_cudnn_rnn")
@@ -154,11 +156,12 @@ def _sorted_embedding(count: int, each: int, rows: int, width: int) -> Iterator[
     yield Step("take", "unique", size)
     yield from once("scan", scan)
     yield Step("drop", "unique")
-    yield Step("take", "partials", size)
-    yield Step("take", "partial-offsets", size)
+    segments = min(count, rows)
+    yield Step("take", "partials", segments * each)
+    yield Step("take", "partial-offsets", segments * each)
     yield from once("scan", scan)
     yield Step("take", "partial-count", 8)
-    parts = count // 10 + min(count, rows)
+    parts = count // 10 + segments
     yield Step("take", "part-offsets", parts * each)
     yield Step("take", "part-sums", parts * width * 4)
     for name in (
@@ -173,6 +176,25 @@ def _sorted_embedding(count: int, each: int, rows: int, width: int) -> Iterator[
         "sorted",
     ):
         yield Step("drop", name)
+
+
+@planned("_embedding_bag", "_embedding_bag_forward_only")
+def _bags(_call: Call) -> Iterator[Step]:
+    """The result last, but for the maxima."""
+    for index in (2, 1, 0):
+        yield Step("output", index=index)
+    yield OUTPUTS
+
+
+@planned("_embedding_bag_backward", "_embedding_bag_dense_backward")
+def _bags_backward(call: Call) -> Iterator[Step]:
+    grad, indices = call.args[:2]
+    whole = "dense" not in str(call.func)  # takes the offsets too, and whether it is sparse
+    rows, mode = call.args[5 + whole], call.args[7 + whole]
+    if mode == _MAXIMUM or (whole and call.args[9]) or not on_card(grad):
+        yield OUTPUTS
+        return
+    yield from _sorted_embedding(indices.numel(), indices.element_size(), rows, grad.shape[-1])
 
 
 @planned(
