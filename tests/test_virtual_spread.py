@@ -1,11 +1,11 @@
-"""Virtual GPU: how far the peak reserved moves if what was guessed is otherwise."""
+"""Virtual GPU: how far the peaks move if what was guessed is otherwise."""
 
 from __future__ import annotations
 
 from tenure.cards import card_named
 from tenure.settings import AllocatorSettings
 from tenure.virtual.memory import Memory
-from tenure.virtual.spread import reserved_range
+from tenure.virtual.spread import peak_ranges
 
 MIB = 1 << 20
 
@@ -21,16 +21,26 @@ def memory_after(*, guessed: bool, size: int) -> Memory:
 
 
 def test_what_is_sure_does_not_move() -> None:
-    assert reserved_range(memory_after(guessed=False, size=100 * MIB)) == (1.0, 1.0)
+    ranges = peak_ranges(memory_after(guessed=False, size=100 * MIB))
+    assert ranges == {"allocated": (1.0, 1.0), "reserved": (1.0, 1.0)}
 
 
 def test_guesses_that_make_room_for_others_move_the_peak() -> None:
-    least, most = reserved_range(memory_after(guessed=True, size=100 * MIB))
+    least, most = peak_ranges(memory_after(guessed=True, size=100 * MIB))["reserved"]
     assert least <= 1.0 < most < 2.0
+
+
+def test_a_guess_that_was_live_at_the_peak_moves_what_is_allocated() -> None:
+    memory = Memory(card_named("h200"), AllocatorSettings)
+    memory.allocate(500 * MIB)
+    for size in range(400, 408):
+        memory.free(memory.allocate(size * MIB, guess=True))
+    least, most = peak_ranges(memory)["allocated"]
+    assert least < 1.0 < most < 1.02
 
 
 def test_small_guesses_move_nothing() -> None:
     memory = Memory(card_named("h200"), AllocatorSettings)
     for size in range(1000, 100_000, 1000):
         memory.allocate(size, guess=True)
-    assert reserved_range(memory) == (1.0, 1.0)
+    assert peak_ranges(memory)["reserved"] == (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""How far the peak reserved moves if what was guessed is otherwise.
+"""How far a run's peaks move if what was guessed is otherwise.
 
 Which block serves a request depends on the sizes of those before it, so a guess that is off by a
 little can cost a whole segment. The run's requests are replayed with other guesses: each size that
@@ -31,24 +31,32 @@ _KEPT, _NOTHING = 0.80, 0.92  # parts of the guesses: kept, or taken for nothing
 _MORE = 8 * MIB  # what partial sums add to a workspace, as a rule
 
 
-def reserved_range(memory: Memory) -> tuple[float, float]:
-    """The least and the most that is reserved at the peak, as parts of what was.
+def peak_ranges(memory: Memory) -> dict[str, tuple[float, float]]:
+    """The least and the most that is allocated and reserved at the peaks, as parts of what was.
 
     Returns:
-        (1.0, 1.0) where nothing that matters was guessed, or memory pools were used.
+        (1.0, 1.0) for each where nothing that matters was guessed, or memory pools were used.
     """
+    as_they_were = {"allocated": (1.0, 1.0), "reserved": (1.0, 1.0)}
     guessed = _guessed(memory)
     if memory.pools or not guessed.any():
-        return 1.0, 1.0
+        return as_they_were
     requests = Requests.of(memory)
     guessed &= requests.size >= _MATTERS
     if not guessed.any():
-        return 1.0, 1.0
-    as_it_was = _peak(memory, requests, requests.size)
-    peaks = [
-        _peak(memory, requests, _otherwise(requests.size, guessed, seed)) for seed in range(_TRIALS)
+        return as_they_were
+    was = _peaks(memory, requests, requests.size)
+    others = [
+        _peaks(memory, requests, _otherwise(requests.size, guessed, seed))
+        for seed in range(_TRIALS)
     ]
-    return min(1.0, min(peaks) / as_it_was), max(1.0, max(peaks) / as_it_was)
+    return {
+        name: (
+            min(1.0, min(peaks[name] for peaks in others) / was[name]),
+            max(1.0, max(peaks[name] for peaks in others) / was[name]),
+        )
+        for name in as_they_were
+    }
 
 
 def _guessed(memory: Memory) -> NDArray[np.bool_]:
@@ -73,8 +81,8 @@ def _otherwise(
     return other
 
 
-def _peak(memory: Memory, requests: Requests, sizes: NDArray[np.int64]) -> int:
-    """Bytes reserved at the peak, with no limit."""
+def _peaks(memory: Memory, requests: Requests, sizes: NDArray[np.int64]) -> dict[str, int]:
+    """Bytes allocated and reserved at their peaks, with no limit."""
     device = _engine.VirtualDevice(-1, "descending")
     settings = replace(memory.settings, limit=-1)
     allocator = _engine.Allocator(engine_settings(settings), device)
@@ -85,4 +93,5 @@ def _peak(memory: Memory, requests: Requests, sizes: NDArray[np.int64]) -> int:
             addresses[number] = allocator.allocate(wanted[number], streams[number])
         else:
             allocator.free(addresses[number])
-    return int(allocator.statistics()["reserved_bytes.all.peak"])
+    statistics = allocator.statistics()
+    return {name: int(statistics[f"{name}_bytes.all.peak"]) for name in ("allocated", "reserved")}

@@ -9,7 +9,7 @@ from tenure.cards import CARDS, Card
 from tenure.replays import replay
 from tenure.units import format_bytes
 from tenure.virtual import hidden
-from tenure.virtual.spread import reserved_range
+from tenure.virtual.spread import peak_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,14 +183,15 @@ def judge(run: VirtualRun, trace: Callable[[], Trace]) -> Verdict:
     sure = not beyond and not run.decisive and (failed or not run.error)
     spans: list[tuple[int, int] | None] = [None, None]
     if not failed and not run.error:  # what was assumed may still hold
-        lowest = int(peak["allocated"] * (1 - allocated))  # no less is reserved
-        least, most = reserved_range(run.memory)
+        moved = peak_ranges(run.memory)
+        # No less is reserved than is allocated.
+        lowest = int(peak["allocated"] * min(1 - allocated, moved["allocated"][0]))
         spans = [
-            (max(int(peak[name] * low), lowest), int(peak[name] * high) + beyond)
-            for name, low, high in (
-                ("allocated", 1 - allocated, 1 + allocated),
-                ("reserved", min(1 - reserved, least), max(1 + reserved, most)),
+            (
+                max(int(peak[name] * min(1 - bar, moved[name][0])), lowest),
+                int(peak[name] * max(1 + bar, moved[name][1])) + beyond,
             )
+            for name, bar in (("allocated", allocated), ("reserved", reserved))
         ]
     measured = run.memory.measured and not run.unmodelled
     confidence = "unknown" if not sure else "modelled" if guessed or not measured else "exact"
