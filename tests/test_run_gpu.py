@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -418,6 +419,34 @@ def test_steps_that_repeat_end_the_recording_and_one_that_rises_begins_it(
     assert [call[0] for call in torch.history] == ["all", None, "all", None]
     assert watch.record.gpu.recorded.startswith("Recorded: steps 1 to 4 and 22 to 23. 34 others")
     assert watch.record.gpu.stacks == ""
+
+
+def test_a_fault_while_a_step_is_marked_costs_one_sentence(
+    torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TENURE_DEBUG", raising=False)
+    watch = Watch()
+    watch.gpu.arm()
+    torch.first_use()
+    watch.record.device = "cuda"
+    monkeypatch.setattr(watch.steps, "mark", lambda *_: 1 // 0)
+    watch.stepped()
+    watch.stepped()
+    watch.stop()
+    assert len(watch.record.gpu.missing) == 1
+    assert "a step could not be looked at" in watch.record.gpu.missing[0]
+
+
+def test_a_child_does_not_wait_for_a_lock_that_its_parent_held(torch: FakeTorch) -> None:
+    watch = Watch()
+    watch.gpu.arm()
+    torch.first_use()
+    with watch.overdue.lock:
+        watch._in_child()
+        ending = threading.Thread(target=watch.stop, daemon=True)
+        ending.start()
+        ending.join(timeout=20)
+        assert not ending.is_alive()
 
 
 def test_what_takes_much_longer_than_a_step_is_recorded(

@@ -195,6 +195,14 @@ class Watch:
         self._marked_by_hand |= by_hand
         if self._marked_by_hand and not by_hand:
             return
+        try:
+            self._mark_step(by_hand=by_hand)
+        except Exception as error:  # the optimizer has made its step: nothing of ours may undo that
+            self.gpu.say("a step could not be looked at", error)
+            if os.environ.get("TENURE_DEBUG"):
+                raise
+
+    def _mark_step(self, *, by_hand: bool) -> None:
         now = time.time()
         counted = self.gpu.mark()
         allocated = sum(c.allocated for c in counted) or self.bytes
@@ -301,6 +309,7 @@ class Watch:
     def _in_child(self) -> None:
         """A process that the script forked: it is not watched."""
         self.busy = True
+        self.overdue = Overdue(self._is_overdue)  # the other's lock may be held, and by nobody here
 
     def _note_pinned(self, tensor: Any) -> None:
         try:
