@@ -1,6 +1,7 @@
 """Allocators side by side on a real GPU, in one run: native, its settings, and tenure.
 
     python benchmarks/live.py pairs                     nanoseconds an allocate and free pair
+    python benchmarks/live.py empty                     torch.empty from Python, in short turns
     python benchmarks/live.py workload FILE NAME...     whole training scripts, and under limits
 
 Every configuration runs in a process of its own; one JSON line a case goes to standard output, what
@@ -48,6 +49,8 @@ SMALL = [512 * i for i in range(1, 400)]
 LARGE = [MIB * i for i in range(2, 200)]
 SIZES = {"small": SMALL, "mixed": SMALL + [MIB * i for i in range(1, 60)], "large": LARGE}
 ROUNDS = 3
+BURST = 20_000  # calls
+TURNS = 25
 LONGEST = 240  # seconds, for one process
 READY = 9  # processes that get ready side by side
 
@@ -92,7 +95,6 @@ def pairs(configuration: str) -> None:
         count = 2_000 if few else 30_000
         figures = [native.by_torch_threads(SMALL, 64, count, threads) for _ in range(ROUNDS)]
         report(configuration, f"small, {threads} threads on their own streams", figures)
-    report(configuration, "torch.empty(1000)", [empty_ns(torch) for _ in range(ROUNDS)])
     if ours:
         direct(configuration, native)
 
@@ -113,14 +115,48 @@ def direct(configuration: str, native: Any) -> None:
         report(configuration, f"direct, small, {threads} threads on their own streams", figures)
 
 
-def empty_ns(torch: Any, count: int = 100_000) -> float:
-    """Nanoseconds of torch.empty(1000) from Python, the former tensor freed each time."""
+def empty(configuration: str) -> None:
+    """A burst of torch.empty(1000) for each line read, the former tensor freed each time."""
+    install(configuration)
+    import torch
+
     x = torch.empty(1000, device="cuda")
-    begin = time.perf_counter_ns()
-    for _ in range(count):
-        x = torch.empty(1000, device="cuda")
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        begin = time.perf_counter_ns()
+        for _ in range(BURST):
+            x = torch.empty(1000, device="cuda")
+        print((time.perf_counter_ns() - begin) / BURST, flush=True)
     del x
-    return (time.perf_counter_ns() - begin) / count
+
+
+def empties(chosen: list[str]) -> None:
+    """Processes of all configurations take turns, so that the machine's moods meet them alike."""
+    processes: list[Any] = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--here", "empty", c],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment_of(c, {}),
+        )
+        for c in chosen
+    ]
+    for process in processes:
+        while process.stdout.readline() not in {"ready\n", ""}:
+            pass
+    figures: list[list[float]] = [[] for _ in chosen]
+    for _ in range(TURNS):
+        for process, own in zip(processes, figures, strict=True):
+            process.stdin.write("go\n")
+            process.stdin.flush()
+            own.append(float(process.stdout.readline() or "nan"))
+    for process, configuration, own in zip(processes, chosen, figures, strict=True):
+        process.communicate()
+        report(configuration, "torch.empty(1000)", own)
+        ratios = [a / b for a, b in zip(own, figures[0], strict=True)]
+        line = {"configuration": configuration, "times": round(statistics.median(ratios), 3)}
+        print(json.dumps(line), flush=True)
 
 
 def report(configuration: str, case: str, figures: list[float]) -> None:
@@ -391,13 +427,16 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=2, help="processes of each kind")
     parser.add_argument("--rounds", type=int, default=3, help="of a workload in each process")
     parser.add_argument("--exact", default="", help="workloads whose losses are compared")
-    parser.add_argument("what", choices=("pairs", "workload"))
+    parser.add_argument("what", choices=("pairs", "empty", "workload"))
     parser.add_argument("arguments", nargs="*")
     options = parser.parse_args()
     if options.here:
-        {"pairs": pairs, "workload": workload}[options.what](*options.arguments)
+        {"pairs": pairs, "empty": empty, "workload": workload}[options.what](*options.arguments)
         return
     chosen = options.only.split(",") if options.only else list(CONFIGURATIONS)
+    if options.what == "empty":
+        empties(chosen)
+        return
     if options.what == "workload":
         file, *names = options.arguments
         workloads(file, names, chosen, options)
