@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from tenure.virtual.tracker import Tracker
 
 
+# Of the runs that the rules were learnt from.
+_CUDA_VERSION, _CUDNN_VERSION = "13.0", 91300
+_MONITORED = ("utilization", "temperature", "power_draw", "clock_rate", "memory_usage")
+_RUNTIME = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister")
+
+
 class Streams:
     """Which stream is current on each thread, and which there are.
 
@@ -152,7 +158,8 @@ def paint(patches: Patches, tracker: Tracker, current: CurrentStream) -> None:
     captures.paint(patches, captured)
     _device(patches, memory, kernels)
     _streams(patches, streams, tracker)
-    _memory(patches, memory)
+    _memory(patches, memory, streams)
+    _accelerator(patches, memory)
     _seeds(patches)
     _marks(patches)
 
@@ -175,6 +182,10 @@ def _device(patches: Patches, memory: Memory, kernels: Kernels) -> None:
         shared_memory_per_block=49152,
         shared_memory_per_block_optin=232448,
     )
+    runtime = SimpleNamespace(
+        cudaMemGetInfo=lambda _device=0: (memory.free_bytes(), memory.card.total),
+        **dict.fromkeys(_RUNTIME, lambda *_args: 0),
+    )
 
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -194,9 +205,19 @@ def _device(patches: Patches, memory: Memory, kernels: Kernels) -> None:
         "is_bf16_supported": lambda *_args, **_named: True,
         "_sleep": lambda _cycles: None,
         "ipc_collect": lambda: None,
+        "can_device_access_peer": lambda _device, _peer: False,
+        "set_sync_debug_mode": lambda _mode: None,
+        "get_sync_debug_mode": lambda: 0,
+        **dict.fromkeys(_MONITORED, lambda _device=None: 0),
+        "cudart": lambda: runtime,
     }
     for name, answer in answers.items():
         patches.set(torch.cuda, name, answer)
+    patches.set(torch.version, "cuda", _CUDA_VERSION)
+    patches.set(torch.backends.cudnn, "is_available", lambda: True)
+    patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
+    patches.set(torch.cuda.profiler, "start", lambda: None)
+    patches.set(torch.cuda.profiler, "stop", lambda: None)
     patches.set(torch.backends.cuda, "is_built", lambda: True)
     patches.set(torch.Tensor, "pin_memory", lambda tensor, *_args: tensor)
 
@@ -215,6 +236,7 @@ def _streams(patches: Patches, streams: Streams, tracker: Tracker) -> None:
 
     for name, answer in {
         "Stream": kind,
+        "ExternalStream": lambda pointer, device=None: kind(device, stream=int(pointer)),
         "Event": _event_class(streams),
         "current_stream": current,
         "default_stream": lambda _device=None: kind(stream=0),
@@ -227,9 +249,16 @@ def _streams(patches: Patches, streams: Streams, tracker: Tracker) -> None:
     patches.set(torch.Tensor, "record_stream", record_stream)
 
 
-def _memory(patches: Patches, memory: Memory) -> None:
+def _memory(patches: Patches, memory: Memory, streams: Streams) -> None:
+    share = [1.0]
+
     def fraction(value: float, _device: Any = None) -> None:
+        share[0] = value
         memory.set_limit(int(value * memory.card.total))
+
+    def allocate(size: int, _device: Any = None, stream: Any = None) -> int:
+        number = getattr(stream, "cuda_stream", stream)
+        return memory.allocate(size, streams.current() if number is None else int(number))
 
     def dump(filename: str = "dump_snapshot.pickle", **_kwargs: Any) -> None:
         from tenure.virtual import recording
@@ -250,6 +279,10 @@ def _memory(patches: Patches, memory: Memory) -> None:
         "reset_max_memory_cached": lambda _device=None: memory.reset_peak(),
         "reset_accumulated_memory_stats": lambda _device=None: None,
         "set_per_process_memory_fraction": fraction,
+        "get_per_process_memory_fraction": lambda _device=None: share[0],
+        "get_allocator_backend": lambda: "native",
+        "caching_allocator_alloc": allocate,
+        "caching_allocator_delete": memory.free,
         "memory_snapshot": lambda *_args, **_named: snapshot()["segments"],
         "_record_memory_history": lambda *_args, **_named: None,
         "_dump_snapshot": dump,
@@ -259,6 +292,26 @@ def _memory(patches: Patches, memory: Memory) -> None:
         patches.set(torch.cuda.memory, name, answer)
         if hasattr(torch.cuda, name):
             patches.set(torch.cuda, name, answer)
+
+
+def _accelerator(patches: Patches, memory: Memory) -> None:
+    """torch.accelerator's names for the same."""
+    answers: dict[str, Any] = {
+        "memory_stats": lambda _device=None: memory.statistics(),
+        "get_memory_info": lambda _device=None: (memory.free_bytes(), memory.card.total),
+        "empty_cache": memory.empty_cache,
+        "empty_host_cache": lambda: None,
+        "reset_peak_memory_stats": lambda _device=None: memory.reset_peak(),
+        "reset_accumulated_memory_stats": lambda _device=None: None,
+    }
+    counts = {"memory_allocated": "allocated", "memory_reserved": "reserved"}
+    for name, count in counts.items():
+        for prefix, which in (("", "current"), ("max_", "peak")):
+            statistic = f"{count}_bytes.all.{which}"
+            answers[prefix + name] = lambda _device=None, s=statistic: memory.statistics()[s]
+    for owner in (torch.accelerator, torch.accelerator.memory):
+        for name, answer in answers.items():
+            patches.set(owner, name, answer)
 
 
 def _marks(patches: Patches) -> None:

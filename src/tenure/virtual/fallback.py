@@ -53,10 +53,12 @@ def by_values(
 def _on_the_host(mode: Any, func: Any, given: Any, error: Exception) -> Any:
     """Fake tensors of the sizes that the operator's kernel for the host returns."""
     fakes = [a for a in tree_leaves(given) if isinstance(a, fake_tensor.FakeTensor)]
-    size = sum(t.numel() * t.element_size() for t in fakes)
+    size = sum(t.numel() * t.element_size() for t in fakes)  # were they dense
     returns_views = any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns)
     if torch.Tag.inplace_view in func.tags or returns_views:
         raise _missing(func, "what it returns are views") from error
+    if any(t.layout is not torch.strided for t in fakes):
+        raise _missing(func, "its inputs have a sparse layout") from error
     if size > _MOST:
         raise _missing(func, f"its inputs have {format_bytes(size)}") from error
     devices = [t.fake_device for t in fakes if t.fake_device.type == "cuda"]

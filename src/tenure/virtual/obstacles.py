@@ -9,6 +9,17 @@ from tenure.lifetimes import is_library
 # What an error says -> why it came, and what to try; the first that fits holds.
 _HINTS = (
     (
+        (
+            "sparse layout",
+            "SparseMeta",
+            "got Sparse",
+            "Sparse CSR",
+            "SparseTensorImpl",
+            "SparseCsr",
+        ),
+        "sparse layouts are not modelled: gather and index_add over the indices take like memory",
+    ),
+    (
         ("triton", "Triton"),
         (
             "hand-written kernels run on a card only: choose one of PyTorch's own, such as "
@@ -28,6 +39,10 @@ _HINTS = (
             "an operator here needs data that a virtual GPU does not have: put another one in its "
             "place, or, if it is of an extension, give it torch.library.register_fake"
         ),
+    ),
+    (
+        ("data is not allocated yet", "torch.jit"),
+        "what is traced here needs data: leave torch.jit out, the model runs as it is",
     ),
     (
         ("shape_env", "NestedTensor"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tenure.patches import Patches
     from tenure.virtual.shadow import Shadows
 
+_INFINITE = (float("inf"), -float("inf"))
 _MAGIC = b"tenure: tensors of a virtual GPU, without data\n"
 
 
@@ -35,6 +36,7 @@ def paint(patches: Patches, shadows: Shadows) -> None:
     put(torch.Tensor, "__format__", _format(torch.Tensor.__format__))
     put(torch.Tensor, "data_ptr", _tensor_address)
     put(torch.UntypedStorage, "data_ptr", _storage_address(torch.UntypedStorage.data_ptr))
+    put(torch.Tensor, "share_memory_", _shared(torch.Tensor.share_memory_))
     put(torch.Tensor, "numpy", _numpy(shadows, torch.Tensor.numpy))
     put(torch, "Generator", _Generator)
     put(torch, "compile", _compile(shadows))
@@ -61,7 +63,9 @@ def _decides(name: str) -> Callable[..., Any]:
     original = getattr(float, name)
 
     def method(self: AssumedNumber, *others: Any) -> Any:
-        self.decided()
+        # Whether it is infinite, or not a number: every run is taken to be finite.
+        if not (others and (others[0] is self or others[0] in _INFINITE)):
+            self.decided()
         return original(self, *others)
 
     return method
@@ -134,6 +138,10 @@ def _storage_address(original: Any) -> Any:
 def _tensor_address(self: Any) -> int:
     first = self.untyped_storage().data_ptr()
     return int(first + self.storage_offset() * self.element_size()) if self.numel() else 0
+
+
+def _shared(original: Any) -> Any:
+    return lambda self: self if isinstance(self, FakeTensor) else original(self)
 
 
 def _numpy(shadows: Shadows, original: Any) -> Any:

@@ -13,7 +13,7 @@ from torch._library import fake_impl
 from torch._subclasses import fake_tensor
 
 from tenure.patches import Patches
-from tenure.virtual import encoders, face, fallback, outside, recurrent, selection
+from tenure.virtual import encoders, face, fallback, flexible, outside, recurrent, selection
 from tenure.virtual.card import kernels_of
 from tenure.virtual.shadow import Shadows
 from tenure.virtual.tracker import Tracker
@@ -89,6 +89,7 @@ class Stage:
             put(owner, "inference_mode", _InferenceMode)
         outside.paint(self.patches, self.shadows)
         encoders.paint(self.patches, self.shadows)
+        flexible.paint(self.patches, self.shadows)
         fallback.paint(self.patches, self.fake, self.unmodelled.add)
         put(fake_impl.FakeImplCtx, "new_dynamic_size", self._assumed_size)
         put(torch, "ctc_loss", selection.ctc_loss(torch.ctc_loss))
