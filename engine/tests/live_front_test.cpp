@@ -418,6 +418,62 @@ void test_recording_over_threads(Front& front) {
     front.empty_cache();
 }
 
+// A few requests of all kinds on both devices; what fails is told, and all the rest goes on.
+void work_with_failures(Front& front) {
+    std::vector<Tensor> live;
+    auto take = [&](Bytes size, int device, Stream stream) {
+        try {
+            auto* pointer = static_cast<unsigned char*>(front.allocate(size, device, stream));
+            live.push_back({pointer, size, static_cast<unsigned char>(live.size() + 1)});
+            fill(live.back());
+        } catch (const OutOfMemory&) {
+        }
+    };
+    const PoolId pool{9, 0};
+    for (int i = 0; i < 12; ++i) take((i % 4 + 1) * 3 * MiB, i % 2, i % 3 ? 16 : 32);
+    for (std::size_t i = 0; i < live.size(); i += 2) {
+        front.record_stream(live[i].pointer, 48);
+        verify(live[i]);
+        front.free(live[i].pointer, 0);
+        live[i].pointer = nullptr;
+    }
+    front.begin_allocate_to_pool(0, pool, [](CUstream_st*) { return true; });
+    take(5 * MiB, 0, 16);
+    front.end_allocate_to_pool(0, pool);
+    front.set_memory_fraction(0.05, 0);  // from here on chunks have to move
+    for (int i = 0; i < 6; ++i) take(7 * MiB, 0, 64);
+    front.set_memory_fraction(1, 0);
+    for (const Tensor& held : live) {
+        if (!held.pointer) continue;
+        verify(held);
+        front.free(held.pointer, 1);
+    }
+    front.release_pool(0, pool);
+    front.empty_cache();
+    for (const int device : {0, 1}) {
+        DeviceFront& state = front.device(device);
+        const Held held(state);
+        check(state.allocator);
+        CHECK_EQUAL(state.live_blocks(), 0u);
+    }
+}
+
+void test_every_call_may_fail(Front& front) {
+    fake_driver_fail(0, 0);
+    work_with_failures(front);
+    const std::int64_t calls = fake_driver_calls();
+    CHECK(calls > 10);
+    for (std::int64_t call = 1; call <= calls; ++call)
+        for (const std::int64_t count : {std::int64_t{1}, std::int64_t{1000}}) {
+            fake_driver_fail(call, count);
+            work_with_failures(front);
+            fake_driver_fail(0, 0);
+        }
+    work_with_failures(front);
+    for (const int device : {0, 1}) CHECK_EQUAL(fake_driver_used(device), 0);
+    CHECK_EQUAL(fake_driver_violations(), 0);
+}
+
 void test_fork(Front& front) {
     const pid_t child = fork();
     if (child == 0) {
@@ -459,6 +515,7 @@ int run(Rules rules) {
     test_limits(front);
     test_history(front);
     test_recording_over_threads(front);
+    test_every_call_may_fail(front);
     test_fork(front);
     fake_driver_shut_down();  // frees at exit: the driver is gone, the front is not
     front.free(front.find(0), 0);
