@@ -98,6 +98,15 @@ def test_a_leak_that_begins_late_is_recorded_from_its_second_step_on() -> None:
     assert [script.step(keeps=512) for _ in range(20)] == [True] * 20
 
 
+def test_a_leak_of_every_tenth_step_is_recorded_ever_longer() -> None:
+    script = Script()
+    shown = "".join(
+        "R" if script.step(keeps=MIB if number % 10 == 9 else 0) else "." for number in range(200)
+    )
+    assert [shown[i : i + 20].count("R") for i in (0, 20, 40, 100, 180)] == [6, 12, 16, 20, 20]
+    assert script.repetition.grown == 20
+
+
 @pytest.mark.parametrize("what", [{"peak": 500 * MIB}, {"reserved": 500 * MIB}])
 def test_what_is_higher_than_ever_has_recording_begin_again(what: dict[str, int]) -> None:
     script = Script()

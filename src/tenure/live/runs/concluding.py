@@ -138,7 +138,11 @@ def _judge(record: Record, failed: bool, findings: list[Finding]) -> None:
 
 def _beyond(found: Conclusion, findings: list[Finding]) -> None:
     findings += beyond.findings_of(found.record, found.trace)
-    if found.rise is not None and found.explanation is None:
+    if found.rise is None:
+        return
+    rested = bool(found.record.gpu.recorded)  # then the trace has only some of the steps
+    known = found.explanation
+    if known is None or (rested and not any(f.code == "growth" for f in known.findings)):
         findings.append(beyond.growth(found.rise, found.record))
 
 

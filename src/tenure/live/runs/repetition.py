@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tenure.live.runs.counting import Counters
 
 FIRST = 4  # steps that are always recorded: three are watched, one is not disturbed by that
-AGAIN = 2  # whole steps that are recorded when recording begins again
+AGAIN = 2  # whole steps that are recorded when recording begins again; twice as many each time
 NEARBY = 8  # steps within which a second one that differs shows that they do so again
 LONGEST = 4096  # steps between two tries to see again what is rare
 KINDS = 4096  # of steps, that are remembered
@@ -51,6 +51,7 @@ class Repetition:
         repeated: Steps that were not recorded and were of a recorded kind.
         different: Those that were of none, and not recorded from their beginning.
         risen: Those that used more than any before, likewise.
+        grown: Steps since the first rest at whose end more was live than ever before.
     """
 
     def __init__(self, may_rest: Callable[[], bool] = lambda: True) -> None:
@@ -60,7 +61,7 @@ class Repetition:
             may_rest: Asked before recording is to rest.
         """
         self.recording = self.news = True
-        self.repeated = self.different = self.risen = 0
+        self.repeated = self.different = self.risen = self.grown = 0
         self._may_rest = may_rest
         self._recorded: set[tuple[Kind, ...]] = set()
         self._seen: set[tuple[Kind, ...]] = set()
@@ -73,6 +74,7 @@ class Repetition:
         self._spans: list[tuple[int, int]] = []
         self._learned = False
         self._odd = -NEARBY  # the last step of no recorded kind
+        self._rises = 0  # steps since the first rest that used more than any before
 
     def ended(self, number: int, counted: Iterable[Counters]) -> bool:
         """A step has ended: whether the next one is to be recorded.
@@ -81,7 +83,10 @@ class Repetition:
             number: The step's, from 1.
             counted: Every device's counters now.
         """
-        kind, rises = self._compare(list(counted))
+        kind, rises, grows = self._compare(list(counted))
+        if self._spans:
+            self._rises += rises
+            self.grown += grows
         unseen = kind not in self._seen
         known = kind in self._recorded
         if len(self._seen) < KINDS:
@@ -90,7 +95,9 @@ class Repetition:
             again = not known and number - self._odd <= NEARBY and number >= self._next_try
             self._count(number, known=known, rises=rises)
             if rises or again:
-                self._begin_again(whole=0)
+                # What rises now and then is recorded for ever longer, until it is seen to rise.
+                twice = min(self._rises - 1, LONGEST.bit_length()) if rises else 0
+                self._begin_again(whole=0, fewest=AGAIN << twice)
             return self.recording
         self._whole += 1
         self.news |= rises or (unseen if not self._whole else not known)
@@ -106,11 +113,11 @@ class Repetition:
     @property
     def settling(self) -> bool:
         """Whether so few steps were recorded since it last began that they must all be."""
-        return self._whole < self._fewest
+        return self._whole < min(self._fewest, FIRST)
 
     def overdue(self) -> None:
         """No step has ended for long: what goes on in its place is recorded from here on."""
-        self._begin_again(whole=-1)
+        self._begin_again(whole=-1, fewest=AGAIN)
 
     def told(self, count: int) -> str:
         """In words, which of a run's steps were recorded; "" if all.
@@ -136,9 +143,9 @@ class Repetition:
             text += f"; {self.risen:,} used more than any before: what came next was recorded"
         return text + "."
 
-    def _compare(self, counted: list[Counters]) -> tuple[tuple[Kind, ...], bool]:
-        """The step's kind; and whether anything is higher than ever before at a step's end."""
-        kinds, rises = [], False
+    def _compare(self, counted: list[Counters]) -> tuple[tuple[Kind, ...], bool, bool]:
+        """The step's kind; whether anything is higher than ever; whether what lives is."""
+        kinds, rises, grows = [], False, False
         for now in counted:
             last = self._last.get(now.device)
             before = (last.allocations, last.asked, last.frees) if last else (0, 0, 0)
@@ -152,10 +159,11 @@ class Repetition:
             )
             levels = (now.allocated, now.peak_allocated, now.reserved, now.failures)
             highest = self._highest.get(now.device, (0, 0, 0, 0))
+            grows |= levels[0] > highest[0]
             rises |= any(a > b for a, b in zip(levels, highest, strict=True))
             self._highest[now.device] = tuple(map(max, levels, highest))
             self._last[now.device] = now
-        return tuple(kinds), rises
+        return tuple(kinds), rises, grows
 
     def _count(self, number: int, *, known: bool, rises: bool) -> None:
         """A step that was not recorded, or not from its beginning."""
@@ -167,9 +175,9 @@ class Repetition:
             self.different += 1
             self._odd = number
 
-    def _begin_again(self, *, whole: int) -> None:
+    def _begin_again(self, *, whole: int, fewest: int) -> None:
         self.recording, self.news, self._learned = True, False, False
-        self._whole, self._fewest = whole, AGAIN
+        self._whole, self._fewest = whole, fewest
 
     def _rest(self, number: int) -> None:
         """What is rare, and was not caught, is waited for ever more seldom."""

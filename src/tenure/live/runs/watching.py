@@ -248,7 +248,7 @@ class Watch:
         """Lets recording rest while steps repeat, and go on when they do not."""
         steps, gpu = self.repetition, self.gpu
         with self.overdue.lock:
-            recorded = steps.recording
+            recorded, grown = steps.recording, steps.grown
             steps.ended(number, counted)
             if recorded and not steps.recording:
                 gpu.rest(news=steps.news)
@@ -257,6 +257,8 @@ class Watch:
                 gpu.go_on()
             elif recorded and number >= FIRST:
                 self._pace(number, seconds)
+        if steps.grown > grown and steps.grown.bit_count() == 1:  # the 1st, 2nd, 4th, 8th time
+            self.look("rising")
         if gpu.resting:
             self.overdue.within(LATE * seconds)
 
