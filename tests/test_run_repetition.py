@@ -12,7 +12,7 @@ from tenure.live.runs.concluding import conclude
 from tenure.live.runs.counting import Counters
 from tenure.live.runs.overdue import Overdue
 from tenure.live.runs.record import Record
-from tenure.live.runs.repetition import AGAIN, FIRST, KINDS, Repetition
+from tenure.live.runs.repetition import AGAIN, FIRST, KINDS, PATIENCE, Repetition
 from tenure.live.runs.windows import Window, window_of
 
 MIB = 1 << 20
@@ -107,7 +107,26 @@ def test_a_leak_of_every_tenth_step_is_recorded_ever_longer() -> None:
     assert script.repetition.grown == 20
 
 
-@pytest.mark.parametrize("what", [{"peak": 500 * MIB}, {"reserved": 500 * MIB}])
+def test_an_evaluation_that_needs_most_is_waited_for_and_recorded_when_it_comes_again() -> None:
+    script = Script()
+    shown = ""
+    for number in range(200):
+        evaluates = number % 20 == 19
+        goes_on = script.step(200 if evaluates else 64, peak=500 * MIB if evaluates else 0)
+        shown += "R" if goes_on else "."
+    assert shown[19:].startswith("R" * 21 + ".")
+    assert "R" not in shown[42:]
+    assert script.repetition.told(200).startswith("Recorded: steps 1 to 4 and 21 to 41. 174 others")
+
+
+def test_what_needed_most_once_is_not_waited_for_without_end() -> None:
+    script = Script()
+    script.steps(*[64] * 20)
+    script.step(200, peak=500 * MIB)
+    assert script.steps(*[64] * 200) == "R" * (PATIENCE - 1) + "." * (201 - PATIENCE)
+
+
+@pytest.mark.parametrize("what", [{"peak": 301 * MIB}, {"reserved": 500 * MIB}])
 def test_what_is_higher_than_ever_has_recording_begin_again(what: dict[str, int]) -> None:
     script = Script()
     script.steps(*[64] * 10)

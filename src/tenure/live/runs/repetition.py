@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 FIRST = 4  # steps that are always recorded: three are watched, one is not disturbed by that
 AGAIN = 2  # whole steps that are recorded when recording begins again; twice as many each time
 NEARBY = 8  # steps within which a second one that differs shows that they do so again
+MORE = 1.01  # times the highest peak: a step that needs so much is waited for, to be recorded ...
+PATIENCE = 64  # ... for so many steps
 LONGEST = 4096  # steps between two tries to see again what is rare
 KINDS = 4096  # of steps, that are remembered
 SPANS = 3  # of recorded steps, that are told one by one
@@ -75,6 +77,8 @@ class Repetition:
         self._learned = False
         self._odd = -NEARBY  # the last step of no recorded kind
         self._rises = 0  # steps since the first rest that used more than any before
+        self._awaited: tuple[Kind, ...] | None = None  # the kind with the highest peak, if missed
+        self._until = 0  # the step to which it is waited for
 
     def ended(self, number: int, counted: Iterable[Counters]) -> bool:
         """A step has ended: whether the next one is to be recorded.
@@ -83,6 +87,7 @@ class Repetition:
             number: The step's, from 1.
             counted: Every device's counters now.
         """
+        before = self._peak
         kind, rises, grows = self._compare(list(counted))
         if self._spans:
             self._rises += rises
@@ -94,6 +99,8 @@ class Repetition:
         if not self.recording:
             again = not known and number - self._odd <= NEARBY and number >= self._next_try
             self._count(number, known=known, rises=rises)
+            if self._peak > MORE * before:
+                self._awaited, self._until = kind, number + PATIENCE
             if rises or again:
                 # What rises now and then is recorded for ever longer, until it is seen to rise.
                 twice = min(self._rises - 1, LONGEST.bit_length()) if rises else 0
@@ -106,9 +113,15 @@ class Repetition:
         elif not known and len(self._recorded) < KINDS:
             self._recorded.add(kind)
             self._learned = True
-        if known and not rises and self._whole >= self._fewest and self._may_rest():
+        waits = self._awaited not in self._recorded and number < self._until
+        settled = known and not rises and not waits and self._whole >= self._fewest
+        if settled and self._may_rest():
             self._rest(number)
         return self.recording
+
+    @property
+    def _peak(self) -> int:
+        return sum(levels[1] for levels in self._highest.values())
 
     @property
     def settling(self) -> bool:
