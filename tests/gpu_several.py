@@ -1,7 +1,7 @@
 """Two GPUs of one process, and one each of two processes, under tenure or PyTorch's own allocator.
 
     python gpu_several.py NAME RULES     elastic, torch or native; NAME as in SCENARIOS
-    python gpu_several.py all RULES      each in a process of its own, one after the other
+    python gpu_several.py all RULES      each in a process of its own, four side by side
 
 The last line printed is a JSON object; anything wrong is an exception. GLUE=0 leaves the glue off.
 """
@@ -250,7 +250,11 @@ def collectives(rules: str) -> Result:
             )
             for rank in (0, 1)
         ]
-        codes = [rank.wait(LONGEST) for rank in ranks]
+        try:
+            codes = [rank.wait(LONGEST / 2) for rank in ranks]
+        finally:  # one that waits for the other for ever
+            for rank in ranks:
+                rank.kill()
     assert codes == [0, 0], codes
     return {}
 
@@ -308,13 +312,10 @@ SCENARIOS: dict[str, Callable[[str], Result]] = {
 }
 
 
-def run_all(rules: str) -> Result:
-    """Each scenario in a process of its own: its result, or the end of what it said."""
-    results: Result = {}
-    for name in SCENARIOS:
-        if name == "rank":
-            continue
-        begun = time.time()
+def run_one(name: str, rules: str) -> Result | list[str]:
+    """A scenario in a process of its own: its result, or the end of what it said."""
+    begun = time.time()
+    try:
         done = subprocess.run(
             [sys.executable, "-X", "faulthandler", __file__, name, rules],
             capture_output=True,
@@ -322,12 +323,22 @@ def run_all(rules: str) -> Result:
             timeout=LONGEST,
             check=False,
         )
-        said = (done.stdout + done.stderr).strip().splitlines()
-        good = done.returncode == 0
-        results[name] = json.loads(done.stdout.splitlines()[-1]) if good else said[-12:]
-        sys.stdout.write(f"{'ok ' if good else 'FAILED'} {name} {time.time() - begun:.1f} s\n")
-        sys.stdout.flush()
-    return results
+    except subprocess.TimeoutExpired:
+        return [f"not done after {LONGEST} s"]
+    good = done.returncode == 0
+    sys.stdout.write(f"{'ok ' if good else 'FAILED'} {name} {time.time() - begun:.1f} s\n")
+    sys.stdout.flush()
+    if not good:
+        return (done.stdout + done.stderr).strip().splitlines()[-12:]
+    result: Result = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def run_all(rules: str) -> Result:
+    """Every scenario."""
+    names = [name for name in SCENARIOS if name != "rank"]
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(names, pool.map(lambda name: run_one(name, rules), names), strict=True))
 
 
 if __name__ == "__main__":
