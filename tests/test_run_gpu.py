@@ -421,6 +421,29 @@ def test_steps_that_repeat_end_the_recording_and_one_that_rises_begins_it(
     assert watch.record.gpu.stacks == ""
 
 
+def test_every_device_is_compared_and_reported(torch: FakeTorch) -> None:
+    second = {name: {"all": {"current": 5 * MIB, "peak": 5 * MIB}} for name in torch.stats}
+    torch._C._cuda_memoryStats = lambda device: second if device else torch._stats(0)
+    torch.cuda.device_count = lambda: 2
+    watch = Watch()
+    watch.started = True
+    watch.gpu.arm()
+    torch.first_use()
+    watch.record.device = "cuda"
+    for _ in range(20):
+        watch.stepped()
+    assert [call[0] for call in torch.history] == ["all", None]
+    second["allocated_bytes"]["all"]["current"] = 6 * MIB
+    watch.stepped()
+    assert [call[0] for call in torch.history] == ["all", None, "all"]
+    watch.finish()
+    watch.stop()
+    assert {d: c.allocated for d, c in watch.record.gpu.devices.items()} == {
+        0: 96 * MIB,
+        1: 6 * MIB,
+    }
+
+
 def test_a_fault_while_a_step_is_marked_costs_one_sentence(
     torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
