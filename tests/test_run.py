@@ -187,6 +187,22 @@ def test_a_module_runs_as_python_runs_it(module: str, code: int, tmp_path: Path)
     assert json.loads((tmp_path / "report.json").read_text())["file"] == f"-m {module}"
 
 
+@needs_torch
+@pytest.mark.slow
+def test_a_thread_that_outlives_the_scripts_last_line_belongs_to_the_run(tmp_path: Path) -> None:
+    text = """
+        import threading, torch
+        def work():
+            global x
+            go.wait()
+            x = torch.ones(1 << 20)
+        go = threading.Event()
+        threading.Thread(target=work).start()
+        threading.Timer(0.3, go.set).start()
+    """
+    assert report(tmp_path, write(tmp_path, text))["holders"]["live"] == 4 << 20
+
+
 def test_a_module_that_is_not_named_is_one_line(tmp_path: Path) -> None:
     shown = run("-m", cwd=tmp_path)
     assert (shown.returncode, len(shown.stderr.splitlines())) == (2, 1)

@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import types
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +89,7 @@ def run_script(
     with _reported_at_os_exit(leaves):
         try:
             execute()
+            _wait_for_threads()
         except BaseException as error:  # noqa: BLE001  whatever ends a script ends it
             ended = error
             _without_our_frames(error)
@@ -162,6 +164,13 @@ def _source(path: str, script: str) -> bytes:
             return file.read()
     except OSError as error:
         raise BadInputError(f"{script}: cannot be read: {error.strerror}") from None
+
+
+def _wait_for_threads() -> None:
+    """Python ends when the script's threads have; what they hold belongs to the run."""
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
 
 
 def _torch_is_there(watch: Watch, before: Callable[[], None] | None) -> None:
