@@ -27,6 +27,7 @@ _DEEP_16_BITS = 384  # in 16 bits, where pixels are not aligned
 _LARGE_WEIGHT = 1 << 17  # elements
 _MANY_PIXELS = 10_000
 _MANY_RESULTS = 32_768  # pixels of all images' results
+_FEW_RESULTS = 25_000
 _FEW_PIXELS = 2_048  # of all images
 _WINOGRAD_TILE, _WINOGRAD_PRODUCTS = 4, 36  # 4x4 pixels of a 3x3 convolution by 6x6 products
 
@@ -117,15 +118,21 @@ def workspace(shape: Shape, kernels: Kernels, *, backward: bool = False) -> int:
         return 0
     if shape.plain:
         return shape.copies if _is_copied(shape, backward=backward) else 0
-    if shape.window > 1:
-        parts = 0 if backward else _last_wave(shape, kernels)
-        return shape.copies + shape.weights + parts
     if backward or shape.element == 2:
-        return shape.copies
-    if shape.filters < 2 * _TILE:
-        return 0
-    large = shape.results >= _MANY_RESULTS  # the result is written as it has to be
-    return shape.inputs + shape.weights + _ALIGNMENT if large else shape.copies
+        return shape.copies + (shape.weights if shape.window > 1 else 0)
+    if _is_written_in_place(shape):
+        return shape.inputs + shape.weights + _ALIGNMENT
+    if shape.window > 1:
+        return shape.copies + shape.weights + _last_wave(shape, kernels)
+    return shape.copies if shape.filters >= 2 * _TILE else 0
+
+
+def _is_written_in_place(shape: Shape) -> bool:
+    """Whether only the input is copied, in 32 bits, and the result is written as it has to be."""
+    if shape.window == 1:
+        return shape.filters >= 2 * _TILE and shape.results >= _MANY_RESULTS
+    many = shape.filters * 2 >= shape.channels * 5
+    return many and shape.window == _SMALL_WINDOW and shape.results <= _FEW_RESULTS
 
 
 def weight_workspace(shape: Shape, kernels: Kernels) -> int:
@@ -167,12 +174,11 @@ def _image_gradient_workspace(shape: Shape) -> int:
         return shape.copies + shape.weights
     if shape.patches:
         return 0
-    copied = shape.widened(shape.inputs, 8) + shape.widened(shape.weights, 8)
-    if shape.element == 4:
-        copied = shape.inputs + shape.weights
-    return (
-        copied + _ALIGNMENT + (0 if shape.channels_last and shape.element == 2 else shape.outputs)
-    )
+    if shape.element == 4 and shape.strided:
+        return shape.copies + shape.weights
+    to = 8 if shape.element == 2 else 4
+    copied = shape.widened(shape.inputs, to) + shape.widened(shape.weights, to) + _ALIGNMENT
+    return copied if shape.channels_last else copied + shape.outputs
 
 
 def _image_weight_workspace(shape: Shape, kernels: Kernels) -> int:
