@@ -128,6 +128,11 @@ def test_weight_gradients_take_what_was_recorded(shape: Shape, recorded: int) ->
     assert weight_workspace(shape, H200) == pytest.approx(recorded, abs=1000)
 
 
+def test_no_images_take_nothing() -> None:
+    none = convolution((0, 256, 14, 14), (256, 256, 3, 3), (0, 256, 14, 14))
+    assert workspace(none, H200) == weight_workspace(none, H200) == 0
+
+
 def test_without_tensor_cores_nothing_is_copied() -> None:
     old = kernels_of(card_named("v100"))
     assert workspace(PYRAMID, old) == weight_workspace(PYRAMID, old) == 0

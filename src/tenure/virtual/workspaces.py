@@ -69,6 +69,16 @@ class Shape:
     bfloat16: bool = False
 
     @property
+    def empty(self) -> bool:
+        """Whether it has no image, no channel or no pixel."""
+        return not (self.inputs and self.outputs and self.weights)
+
+    @property
+    def small_window(self) -> bool:
+        """Whether its window is 3x3."""
+        return self.window == _SMALL_WINDOW and len(self.size) == 2
+
+    @property
     def pixels(self) -> int:
         """Of one image of the input."""
         return math.prod(self.size)
@@ -110,7 +120,7 @@ class Shape:
 
 def workspace(shape: Shape, kernels: Kernels, *, backward: bool = False) -> int:
     """Bytes of the workspace of a convolution, or of its gradient by the input."""
-    if not _on_tensor_cores(shape, kernels) or shape.pixels == 1:
+    if shape.empty or shape.pixels == 1 or not _on_tensor_cores(shape, kernels):
         return 0
     if shape.channels < _FEW_CHANNELS:
         return _image_gradient_workspace(shape) if backward else _image_workspace(shape)
@@ -132,12 +142,12 @@ def _is_written_in_place(shape: Shape) -> bool:
     if shape.window == 1:
         return shape.filters >= 2 * _TILE and shape.results >= _MANY_RESULTS
     many = shape.filters * 2 >= shape.channels * 5
-    return many and shape.window == _SMALL_WINDOW and shape.results <= _FEW_RESULTS
+    return many and shape.small_window and shape.results <= _FEW_RESULTS
 
 
 def weight_workspace(shape: Shape, kernels: Kernels) -> int:
     """Bytes of the workspace of a convolution's gradient by the weight."""
-    if not _on_tensor_cores(shape, kernels) or shape.pixels == 1:
+    if shape.empty or shape.pixels == 1 or not _on_tensor_cores(shape, kernels):
         return 0
     if shape.channels < _FEW_CHANNELS:
         return _image_weight_workspace(shape, kernels)
@@ -241,7 +251,7 @@ def _last_wave(shape: Shape, kernels: Kernels) -> int:
     They are split among all multiprocessors, where these are twice as many or more. Where they are
     not, and much of the card would idle, tiles half as wide are taken.
     """
-    if shape.element == 2 or shape.window != _SMALL_WINDOW or shape.filters < 2 * _TILE:
+    if shape.element == 2 or not shape.small_window or shape.filters < 2 * _TILE:
         return 0
     processors = kernels.multiprocessors
     rows = -(-shape.results // _TILE)
@@ -262,7 +272,7 @@ def _last_wave(shape: Shape, kernels: Kernels) -> int:
 
 def _is_winograd(shape: Shape) -> bool:
     few = shape.batch * shape.pixels <= _FEW_PIXELS
-    return shape.window == _SMALL_WINDOW and not shape.strided and shape.element == 4 and few
+    return shape.small_window and not shape.strided and shape.element == 4 and few
 
 
 def _winograd(shape: Shape) -> int:
