@@ -129,10 +129,24 @@ def _singular_values(call: Call) -> Iterator[Step]:
     yield OUTPUTS
     source = call.args[0]
     if on_card(source):
-        rows, columns = source.shape[-2:]
         yield Step("take", "input", bytes_of(source))
-        matrix = rows * columns * source.element_size()
-        yield from once("workspace", 2 * matrix + 280 * max(rows, columns))
+        yield from once("workspace", _decomposition(source))
+
+
+@planned("linalg_pinv")
+def _pseudo_inverse(call: Call) -> Iterator[Step]:
+    """By singular vectors; the result follows when the copy of the input is gone."""
+    yield OUTPUTS
+    source = call.args[0]
+    if on_card(source):
+        yield Step("take", "vectors", 2 * bytes_of(source))
+        yield from once("workspace", _decomposition(source))
+
+
+def _decomposition(source: Any) -> int:
+    """Bytes of the workspace for singular values, of one matrix at a time."""
+    rows, columns = source.shape[-2:]
+    return 2 * rows * columns * source.element_size() + 280 * max(rows, columns)
 
 
 @planned("linalg_matrix_exp")
