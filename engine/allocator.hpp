@@ -100,7 +100,7 @@ class Allocator {
     // Elastic rules, for callers that let streams be served side by side (lane.hpp). allocate_in
     // and free_in may run for several lanes at once; nothing else may run beside them.
     Lane lane(Stream stream);
-    bool serves_lanes() const;  // else lanes have to wait: for a capture, or for events
+    bool serves_lanes() const;                        // else lanes have to wait, for a capture
     Block* allocate_in(Lane& lane, Bytes requested);  // null: takes more than the lane has
     bool free_in(Lane& lane, Block* block);           // false likewise
     // While nothing moves, each lane is counted; before lanes go on, they are dealt their room.
@@ -392,6 +392,7 @@ class Allocator {
     std::vector<Block*> deferred_;  // freed during a capture while other streams used them
     std::vector<SegmentEvent>* log_ = nullptr;
     std::vector<CompletedFree>* completed_ = nullptr;
+    bool asked_ = false;  // whether events are done, since lanes were dealt to
     ElasticState elastic_;
 };
 

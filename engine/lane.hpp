@@ -48,7 +48,9 @@ struct Counts {
 };
 
 struct Lane {
-    static constexpr int most_idle = 16;    // from then on it is better left out
+    static constexpr int most_idle = 16;  // from then on it is better left out
+    // Requests that a lane serves while frees wait for events, before it lets them be asked about.
+    static constexpr std::int64_t most_unasked = 64;
     static constexpr std::size_t both = 2;  // index of the two halves together, behind theirs
 
     std::array<Home*, 2> homes;      // of the large and of the small half
@@ -57,6 +59,7 @@ struct Lane {
     // What may be live at most: in the large half, in the small one, in both together.
     std::array<Counts, 3> ceiling{};
     std::array<Counts, 3> most{};  // that was ever live when room was dealt out
+    std::int64_t unasked = 0;      // requests that it may serve until events are asked about
     int idle = 0;                  // times since the lane did anything
 };
 

@@ -1,5 +1,6 @@
 // When lanes may serve, and how they share the room below the peaks.
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "engine/allocator.hpp"
@@ -54,9 +55,7 @@ Lane Allocator::lane(Stream stream) {
 }
 
 bool Allocator::serves_lanes() const {
-    return is_elastic() && captures_ == 0 && deferred_.empty() && held_.empty() &&
-           std::all_of(events_.begin(), events_.end(),
-                       [](const auto& queue) { return queue.second.empty(); });
+    return is_elastic() && captures_ == 0 && deferred_.empty() && held_.empty();
 }
 
 void Allocator::count(Lane& lane) {
@@ -76,8 +75,17 @@ void Allocator::count(Lane& lane) {
 
 void Allocator::deal(std::span<Lane* const> lanes) {
     if (lanes.empty()) return;
-    for (Lane* lane : lanes)
+    const bool may_ask = std::any_of(events_.begin(), events_.end(),
+                                     [](const auto& queue) { return !queue.second.empty(); });
+    const bool asked = std::exchange(asked_, false);
+    for (Lane* lane : lanes) {
         for (const bool small : {false, true}) lane->before[small] = lane->homes[small]->live;
+        if (!may_ask)
+            lane->unasked = std::numeric_limits<std::int64_t>::max();
+        else
+            lane->unasked =
+                asked ? Lane::most_unasked : std::min(lane->unasked, Lane::most_unasked);
+    }
     for (const std::size_t level : {std::size_t{0}, std::size_t{1}, Lane::both}) {
         for (Lane* lane : lanes) {
             Counts& most = lane->most[level];

@@ -58,7 +58,7 @@ inline void Allocator::join_in_place(Home& home, Block* block) {
 }
 
 inline Block* Allocator::allocate_in(Lane& lane, Bytes requested) {
-    if (requested <= 0) return nullptr;
+    if (requested <= 0 || lane.unasked == 0) return nullptr;
     const Bytes rounded = elastic_rules::round_size(requested);
     const bool small = torch_rules::is_small(rounded);
     Home& home = *lane.homes[small];
@@ -77,6 +77,7 @@ inline Block* Allocator::allocate_in(Lane& lane, Bytes requested) {
     block->requested = requested;
     home.live = live;
     lane.taken[small] += more;
+    --lane.unasked;
     return block;
 }
 

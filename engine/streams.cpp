@@ -88,6 +88,7 @@ void Allocator::complete(Block* block) {
 }
 
 void Allocator::poll_events() {
+    asked_ = true;
     if (!deferred_.empty()) resume_deferred();
     for (auto& [stream, queue] : events_)
         while (!queue.empty() && device_.is_done(queue.front().event)) {
