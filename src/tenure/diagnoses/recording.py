@@ -75,11 +75,12 @@ def _no_frames(evidence: Evidence) -> tuple[Finding, ...]:
     layout = evidence.at_live_peak
     numbers = layout.allocation[(layout.state == 1) & (layout.allocation >= 0)]
     size = layout.size[(layout.state == 1) & (layout.allocation >= 0)]
-    silent = trace.allocations.stack[numbers] < 0
+    nameless = (trace.allocations.stack < 0) & (trace.forward_stack < 0)
+    silent = nameless[numbers]
     held = int(size[silent].sum())
     if held < LEAST_SHARE * max(evidence.recorded.peak.allocated, 1):
         return ()
-    all_silent = (trace.allocations.stack < 0) & (trace.allocations.born >= 0)
+    all_silent = nameless & (trace.allocations.born >= 0)
     made = int(all_silent.sum())
     named = int((evidence.forward[all_silent] >= 0).sum())
     old = int(np.sum(trace.allocations.born[numbers[silent]] < 0))
