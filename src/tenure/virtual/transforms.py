@@ -145,8 +145,8 @@ def _pseudo_inverse(call: Call) -> Iterator[Step]:
 
 def _decomposition(source: Any) -> int:
     """Bytes of the workspace for singular values, of one matrix at a time."""
-    rows, columns = source.shape[-2:]
-    return 2 * rows * columns * source.element_size() + 280 * max(rows, columns)
+    rows, columns = map(int, source.shape[-2:])
+    return 2 * rows * columns * int(source.element_size()) + 280 * max(rows, columns)
 
 
 @planned("linalg_matrix_exp")
