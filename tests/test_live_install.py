@@ -201,6 +201,64 @@ def test_dead_cycles_are_collected_before_a_request_fails() -> None:
     )
 
 
+def test_a_thread_that_runs_out_during_a_collection_waits_for_it() -> None:
+    found = run(
+        """
+        import gc, threading, time
+        import torch, tenure
+        tenure.install(capacity="64MiB", quiet=True)
+        gc.disable()
+        collecting = threading.Event()
+
+        class Node:
+            def __init__(self):
+                self.me, self.memory = self, torch.empty(40 << 20)
+
+            def __del__(self):  # within the collection
+                try:
+                    torch.empty(100 << 20)
+                except torch.OutOfMemoryError:
+                    print("no collection within one")
+                collecting.set()
+                time.sleep(0.3)
+                self.memory = None
+
+        def meet():
+            assert collecting.wait(20)
+            held = torch.empty(40 << 20)
+            print("served")
+
+        thread = threading.Thread(target=meet)
+        thread.start()
+        Node()
+        try:
+            torch.empty(70 << 20)  # never fits, but has what is dead collected
+        except torch.OutOfMemoryError:
+            pass
+        thread.join()
+        """
+    )
+    assert found.splitlines() == ["no collection within one", "served"]
+
+
+def test_elastic_rules_are_not_advised_where_they_hold() -> None:
+    found = run(
+        """
+        import torch, tenure
+        from tenure.live.oom import advice_text
+        shortage = dict(reserved=9 << 30, allocated=5 << 30, requested=3 << 30, limit=-1,
+                        pending=0, private_free=0)
+        tenure.install("torch", quiet=True)
+        print("elastic" in advice_text(shortage))
+        from tenure.live.process import InForce
+        from dataclasses import replace
+        InForce.settings = replace(InForce.settings, rules="elastic")
+        print("elastic" in advice_text(shortage))
+        """
+    )
+    assert found.split() == ["True", "False"]
+
+
 def test_record_stream_keeps_a_block_until_the_stream_is_done() -> None:
     run(
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ Observer = Callable[[int, int, int, int], object]
 
 observers: list[Observer] = []
 _SHOWN = 5  # lines that hold most
+_PATIENCE = 2.0  # seconds
 
 
 class Host:
@@ -27,17 +29,28 @@ class Host:
     def __init__(self, *, collect_cycles: bool, on_oom: str | os.PathLike[str] | None) -> None:
         self._collect_cycles = collect_cycles
         self._on_oom = on_oom or os.environ.get("TENURE_OOM")
-        self._collecting = False
+        self._lock = threading.Lock()  # held by the thread that collects
+        self._collecting: int | None = None  # which one that is
 
     def collect(self) -> bool:
-        """Collects dead reference cycles; False if there were none."""
-        if not self._collect_cycles or self._collecting:
+        """Collects dead reference cycles; False if there were none.
+
+        A thread that comes while another one collects waits for it and tries again: what is freed
+        there may serve it too. It does not wait for long, since the other may wait for it.
+        """
+        own = threading.get_ident()
+        if not self._collect_cycles or self._collecting == own:
             return False
-        self._collecting = True
+        if not self._lock.acquire(blocking=False):
+            if self._lock.acquire(timeout=_PATIENCE):
+                self._lock.release()
+            return True
+        self._collecting = own
         try:
             return gc.collect() > 0
         finally:
-            self._collecting = False
+            self._collecting = None
+            self._lock.release()
 
     def explain(self, shortage: dict[str, Any]) -> str:
         """More lines for the message, each beginning with a line break."""
@@ -71,6 +84,12 @@ def holders_text(shortage: dict[str, Any]) -> str:
     return text
 
 
+def _rules_are_elastic() -> bool:
+    from tenure.live.process import InForce
+
+    return InForce.settings.rules == "elastic"
+
+
 def advice_text(shortage: dict[str, Any]) -> str:
     """What would help, as far as the counts show."""
     lines = []
@@ -88,6 +107,6 @@ def advice_text(shortage: dict[str, Any]) -> str:
         )
     if shortage["private_free"] >= shortage["requested"]:
         lines.append("Let graphs share one pool (torch.cuda.graph(..., pool=...)).")
-    if not lines and unallocated >= shortage["requested"]:
+    if not lines and unallocated >= shortage["requested"] and not _rules_are_elastic():
         lines.append('Memory is there, but in pieces: tenure.install(rules="elastic") moves them.')
     return "".join(f"\n- {line}" for line in lines)
