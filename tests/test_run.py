@@ -203,6 +203,24 @@ def test_a_thread_that_outlives_the_scripts_last_line_belongs_to_the_run(tmp_pat
     assert report(tmp_path, write(tmp_path, text))["holders"]["live"] == 4 << 20
 
 
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("import sys; sys.stderr.close(); sys.stdout.close()", 0),
+        ("import sys; sys.stderr.close(); sys.exit('words')", 1),
+        ("import os; os.close(1); os.close(2)", 0),
+        ("import os; os.mkdir('other'); os.chdir('other')", 0),
+    ],
+    ids=["streams closed", "stderr closed", "files closed", "elsewhere"],
+)
+def test_what_the_script_does_to_the_process_costs_no_report(
+    text: str, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "script.py").write_text(text + "\n")
+    assert run("-o", "report.txt", "script.py", cwd=tmp_path).returncode == code
+    assert (tmp_path / "report.txt").read_text().startswith("tenure: peak")
+
+
 def test_a_module_that_is_not_named_is_one_line(tmp_path: Path) -> None:
     shown = run("-m", cwd=tmp_path)
     assert (shown.returncode, len(shown.stderr.splitlines())) == (2, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -46,8 +47,10 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     The script keeps its output, its errors and its exit code. The report goes to stderr, or with
     -o to a file, when the script has ended, however it ended.
     """
-    for file in (options["output"], options["snapshot"], options["html"]):
-        check_output(file, force=options["force"])
+    for name in ("output", "snapshot", "html"):
+        check_output(options[name], force=options["force"])
+        if options[name]:
+            options[name] = os.path.abspath(options[name])  # noqa: PTH100  the script may go elsewhere
     shown = " ".join((script, *arguments[:1])) if script == "-m" else script
     if options["gpu"]:
         if shown != script:

@@ -226,19 +226,29 @@ def _end(
 
 def _told(report: Callable[[Run], None], run: Run) -> None:
     """Reports; whatever goes wrong with that costs one line, never the script's exit code."""
+    if sys.stderr is None or sys.stderr.closed:  # the script's doing; the terminal is still there
+        with contextlib.suppress(OSError):
+            sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115  open to the end
     try:
         report(run)
     except KeyboardInterrupt:
-        sys.stderr.write("tenure: no report: interrupted while it was made\n")
+        _say("tenure: no report: interrupted while it was made\n")
     except TenureError as error:
-        sys.stderr.write(f"tenure: {error}\n")
+        _say(f"tenure: {error}\n")
     except Exception as error:
         if os.environ.get("TENURE_DEBUG"):
             raise
-        sys.stderr.write(
+        _say(
             f"tenure: no report, by a fault of tenure itself: {type(error).__name__}: {error} "
             "(TENURE_DEBUG=1 shows where)\n"
         )
+
+
+def _say(text: str) -> None:
+    """On stderr, where the script has left one."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager
@@ -337,7 +347,7 @@ def _exit_code(error: BaseException | None) -> int:
             return 0
         if isinstance(error.code, int):
             return error.code & 0xFF
-        sys.stderr.write(f"{error.code}\n")
+        _say(f"{error.code}\n")
         return 1
     sys.excepthook(type(error), error, error.__traceback__)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
@@ -345,6 +355,6 @@ def _exit_code(error: BaseException | None) -> int:
 
 def _die_of_interrupt() -> None:
     """Ends this process as Python does after Ctrl-C, so that a shell knows why."""
-    sys.stderr.flush()
+    _say("")
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGINT)
