@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tenure
+from fake_gpu import run
 from tenure.live.runs import beyond
 from tenure.live.runs.counting import Counters, host_counters
 from tenure.live.runs.driver import DeviceUse, device_use
@@ -520,3 +521,26 @@ def test_a_history_that_cannot_be_stopped_costs_one_sentence(torch: FakeTorch, g
     assert not gpu.resting
     gpu.finish()
     assert len(gpu.record.missing) == 1
+
+
+def test_recording_rests_and_begins_anew_under_tenures_own_allocator() -> None:
+    text = """
+        import pickle, torch, tenure
+        tenure.install("torch", quiet=True, glue=False)
+        from tenure.live.runs.gpu import Gpu
+        gpu, seen = Gpu(), []
+        gpu.begin()
+        kept = [torch.empty(1000)]
+        gpu.rest(news=True)
+        seen.append(gpu.record.snapshot)
+        kept.append(torch.empty(5000))
+        gpu.go_on()
+        kept.append(torch.empty(700))
+        gpu.finish()
+        seen.append(gpu.record.snapshot)
+        for data in seen:
+            (trace,) = pickle.loads(data)["device_traces"]
+            print([event["size"] for event in trace if event["action"] == "alloc"])
+        print(gpu.record.window.peak)
+    """
+    assert run(text).split("\n")[:3] == ["[1000]", "[700]", "6700"]

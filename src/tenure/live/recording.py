@@ -50,7 +50,8 @@ def record_history(
     History.enabled = enabled
     History.context = context if enabled else None
     History.max_entries = max_entries if enabled == "all" else 0
-    _apply(clear=clear)
+    # As PyTorch's does when it is switched off; what was asked of tenure itself stays.
+    _apply(clear=clear or (enabled is None and not History.events))
 
 
 def is_enabled() -> bool:
