@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -86,7 +87,7 @@ SCRIPTS = {
 }
 
 
-def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run(*args: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tenure", "run", *args],
         capture_output=True,
@@ -94,6 +95,7 @@ def run(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         check=False,
         cwd=cwd,
         stdin=subprocess.DEVNULL,
+        env={**os.environ, **environment},
     )
 
 
@@ -219,6 +221,16 @@ def test_what_the_script_does_to_the_process_costs_no_report(
     (tmp_path / "script.py").write_text(text + "\n")
     assert run("-o", "report.txt", "script.py", cwd=tmp_path).returncode == code
     assert (tmp_path / "report.txt").read_text().startswith("tenure: peak")
+
+
+def test_each_process_of_a_distributed_run_has_a_report_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import os; print(os.environ['RANK'])\n")
+    for rank in ("0", "1"):
+        run("-o", "report.json", "--json", "script.py", cwd=tmp_path, RANK=rank, WORLD_SIZE="2")
+    assert sorted(p.name for p in tmp_path.glob("*.json")) == [
+        "report.rank0.json",
+        "report.rank1.json",
+    ]
 
 
 def test_a_module_that_is_not_named_is_one_line(tmp_path: Path) -> None:

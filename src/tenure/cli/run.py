@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -48,9 +49,9 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     -o to a file, when the script has ended, however it ended.
     """
     for name in ("output", "snapshot", "html"):
-        check_output(options[name], force=options["force"])
         if options[name]:
-            options[name] = os.path.abspath(options[name])  # noqa: PTH100  the script may go elsewhere
+            options[name] = _of_rank(options[name])
+        check_output(options[name], force=options["force"])
     shown = " ".join((script, *arguments[:1])) if script == "-m" else script
     if options["gpu"]:
         if shown != script:
@@ -67,6 +68,15 @@ def command(script: str, arguments: tuple[str, ...], **options: Any) -> int:
     return run_script(
         script, arguments, lambda run: _report(shown, run, options), before=_before(options)
     ).exit_code
+
+
+def _of_rank(target: str) -> str:
+    """A file for each process of a distributed run; wherever the script may go meanwhile."""
+    path = Path(os.path.abspath(target))  # noqa: PTH100  links stay
+    rank = os.environ.get("RANK", "")
+    if rank.isdigit() and os.environ.get("WORLD_SIZE", "1") != "1":
+        path = path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+    return str(path)
 
 
 def _refuse(options: dict[str, Any], *names: str, with_what: str) -> None:
@@ -121,8 +131,6 @@ def _report(script: str, run: Run, options: dict[str, Any]) -> None:
 
 
 def _write_snapshot(_script: str, run: Run, _found: Any, target: str) -> None:
-    from pathlib import Path
-
     data = run.record.gpu.snapshot if run.record else b""
     if not data:
         raise UsageError(f"{target}: not written: {_NO_RECORDING}")
@@ -146,8 +154,6 @@ def _write_page(script: str, _run: Run, found: Any, target: str) -> None:
 
 
 def _write(target: str, data: bytes) -> None:
-    from pathlib import Path
-
     try:
         Path(target).write_bytes(data)
     except OSError as error:
