@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fake_gpu import attempt, run
@@ -257,6 +259,38 @@ def test_elastic_rules_are_not_advised_where_they_hold() -> None:
         """
     )
     assert found.split() == ["True", "False"]
+
+
+def test_a_recording_of_threads_replays_to_the_same_peaks(tmp_path: Path) -> None:
+    run(
+        f"""
+        import random, threading
+        import torch, tenure
+        tenure.install(quiet=True, events=1_000_000, capacity="512MiB")
+
+        def work(seed):
+            generator, own = random.Random(seed), []
+            stream = 0x5555_0000 + 256 * seed if seed else 0
+            for _ in range(1500):
+                size = generator.choice([100, 5000, 70_000, 1 << 20, 3 << 20])
+                own.append(torch.empty(size + generator.randrange(5000), stream=stream))
+                while len(own) > generator.randint(1, 30):
+                    own.pop(generator.randrange(len(own)))
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        path = tenure.live.dump_snapshot({str(tmp_path / "threads.pickle")!r})
+        stats = tenure.memory_stats()
+        assert stats["allocation.all.allocated"] == 6000
+        again = tenure.replay(path, rules="elastic", capacity="512MiB").peak
+        for ours, theirs in (("requested", "requested_bytes"), ("allocated", "allocated_bytes"),
+                             ("active", "active_bytes"), ("reserved", "reserved_bytes")):
+            assert getattr(again, ours) == stats[theirs + ".all.peak"], ours
+        """
+    )
 
 
 def test_record_stream_keeps_a_block_until_the_stream_is_done() -> None:

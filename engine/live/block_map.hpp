@@ -1,4 +1,4 @@
-// From an address to its live block: one table a device, under the device's lock.
+// From an address to its live block: a table for each stream, under its lock, and one for the rest.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// What the event ring remembers of each step; all under the device's lock, while events are kept.
+// What the event ring remembers of steps that need the whole device, while events are kept; what a
+// stream serves by itself it keeps itself (stream_front.hpp).
 #pragma once
 
 #include "engine/live/front.hpp"
