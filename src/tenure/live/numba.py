@@ -40,7 +40,7 @@ def record_stream(array: Any, stream: Any) -> None:
         UsageError: The array's memory is not the engine's.
     """
     address = array.__cuda_array_interface__["data"][0]
-    for start, buffer in _owners.items():
+    for start, buffer in tuple(_owners.items()):
         if start <= address < start + buffer.size:
             _streams.setdefault(int(stream), stream)
             buffer.record_stream(int(stream))
