@@ -176,6 +176,7 @@ def test_requests_are_the_recorded_ones(
         ("efficientnet_multiscale", "timm", ""),
         ("resnet50", "torchvision", ""),
         ("gnn", "torch_geometric", ""),
+        ("llama_generate", "transformers", ""),
     ],
 )
 def test_it_fits_where_it_really_would(
