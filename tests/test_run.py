@@ -303,6 +303,28 @@ def test_what_rises_every_step_is_named_however_small_a_part_it_is(tmp_path: Pat
     assert any(row["site"].endswith("script.py:10 <module>") for row in value["peak"]["by_site"])
 
 
+@needs_torch
+@pytest.mark.slow
+def test_tensors_that_only_stand_for_others_hold_nothing(tmp_path: Path) -> None:
+    text = """
+        import weakref, torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        class Node: pass
+        for _ in range(4):
+            node = Node(); node.me = node
+            with FakeTensorMode():
+                node.traced = torch.ones(1 << 20)
+            other = Node(); node.weak = weakref.proxy(other); del other
+            node.small = torch.ones(1 << 10)
+            del node
+        x = torch.ones(1 << 20)
+    """
+    value = report(tmp_path, write(tmp_path, text))
+    assert value["missing"] == []
+    assert value["peak"]["allocated"] == (4 << 20) + 4 * (4 << 10)
+    assert value["findings"] == []
+
+
 RACES = {
     "stream.race_read": """
         host = device.to("cpu", non_blocking=True)

@@ -18,6 +18,7 @@ from types import (
     TracebackType,
 )
 from typing import TYPE_CHECKING, Any
+from weakref import CallableProxyType, ProxyType
 
 from tenure.lifetimes.graphs import graph_edges, node_name, own_dict
 from tenure.lifetimes.sources import is_own
@@ -31,6 +32,7 @@ Edge = tuple[str, str, object]  # kind, text to append to the chain, object
 _SKIPPED: tuple[type, ...] = (
     *(int, float, complex, bool, str, bytes, bytearray, type(None), type(...), range, slice),
     *(CodeType, BuiltinFunctionType, property, staticmethod, classmethod),
+    *(ProxyType, CallableProxyType),  # weak: what they lead to may be gone
 )
 SKIPPED = frozenset(_SKIPPED)
 _HOOKS = (

@@ -140,11 +140,23 @@ Edge3 = tuple[int, str, str]
 
 def storage_of(tensor: Any) -> tuple[int, int] | None:
     """Address that identifies a tensor's storage, and its bytes; None if it has none."""
+    if is_imagined(tensor):
+        return None
     try:
         storage = tensor.untyped_storage()
         return storage._cdata, storage.nbytes()  # noqa: SLF001  its identity (no public name)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
+
+
+def is_imagined(tensor: Any) -> bool:
+    """Whether a tensor has a device and a size but no memory: those that torch.compile traces with.
+
+    A virtual GPU's are of the same class; their mode says that they stand for memory.
+    """
+    if type(tensor).__module__ != "torch._subclasses.fake_tensor":
+        return False
+    return not getattr(tensor.fake_mode, "stands_for_memory", False)
 
 
 def device_address(tensor: Any, place: str) -> int:

@@ -43,6 +43,7 @@ class Stage:
         self.current = current
         self.kernels = kernels_of(memory.card)
         self.fake = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+        self.fake.stands_for_memory = True  # for who looks for holders: torch.compile's do not
         self.tracker = Tracker(memory, self.kernels)
         self.shadows = Shadows()
         self.unmodelled = Unmodelled(memory)

@@ -19,6 +19,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from tenure.lifetimes.holders import holders
+from tenure.lifetimes.walking import is_imagined
 from tenure.live.dispatch import watching_mode
 from tenure.live.runs.frames import FrameCode, user_frames, user_lines
 from tenure.live.runs.gpu import Gpu
@@ -324,6 +325,8 @@ class Watch:
 
     def notice(self, tensor: Any) -> None:
         """Counts a tensor's storage if it is new."""
+        if is_imagined(tensor):
+            return
         try:
             storage = tensor.untyped_storage()
         except (AttributeError, RuntimeError, NotImplementedError):
