@@ -152,12 +152,41 @@ def test_what_was_written_before_the_guard_is_waited_for_and_not_reported() -> N
     assert said()["late"] == {"codes": [], "waits": [[], [], [["use", 1]]]}
 
 
+PENDING = """
+import tenure
+with tenure.virtual_gpu("h200"):
+    import torch
+    for mode in ("report", "sync"):
+        guard = tenure.guard(mode)
+        side = torch.cuda.Stream()
+        for _ in range(5):
+            with torch.cuda.stream(side):
+                x = torch.randn(1 << 20, device="cuda")
+            torch.cuda.current_stream().wait_stream(side)
+            y = x * 2
+            x.record_stream(torch.cuda.current_stream())
+            del x, y
+        now = torch.cuda.memory_stats()
+        guard.stop()
+        print(now["active_bytes.all.current"] - now["allocated_bytes.all.current"] >> 20)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+"""
+
+
+@needs_torch
+def test_sync_leaves_no_block_waiting_for_a_recorded_stream() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PENDING], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.stdout.splitlines() == ["20", "0"], done.stderr[-2000:]
+
+
 CASES = SHARED / "cases"
 CASE = """
 import runpy, sys, tenure
 with tenure.virtual_gpu("h200"):
     import torch
-    torch.cuda._sleep = lambda cycles: None
     sys.argv = sys.argv[1:]
     guard = tenure.guard("report")
     try:
