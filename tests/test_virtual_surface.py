@@ -53,6 +53,10 @@ result = flex_attention(q, k, v)
 print((torch.accelerator.max_memory_allocated() - before) / size)
 result.sum().backward()
 print(q.grad.shape == q.shape)
+one, other = torch.cuda.Stream(), torch.cuda.Stream()
+with torch.cuda.stream(one), torch.cuda.stream(other), torch.cuda.stream(one):
+    pass
+print(torch.cuda.current_stream() == torch.cuda.default_stream())
 """
 
 
@@ -66,6 +70,7 @@ def test_what_scripts_ask_of_a_card_is_answered(tmp_path: Path) -> None:
         "True",
         "native 0 True",
         "1.015625",  # the result, and a number of 4 bytes for each row of 64
+        "True",
         "True",
     ], done.stderr[-2000:]
     assert [what.partition(",")[0] for what in value["verdict"]["decisive"]] == [

@@ -77,14 +77,15 @@ def _stream_class(streams: Streams) -> type:
             self.device = torch.device("cuda", 0)
             self.device_index, self.priority = 0, priority
             self.stream_id = self.cuda_stream
+            self._before: list[int] = []  # current when it was entered
 
         def __enter__(self) -> Any:
-            self._before = streams.current()
+            self._before.append(streams.current())
             streams.make_current(self.cuda_stream)
             return self
 
         def __exit__(self, *_error: object) -> None:
-            streams.make_current(self._before)
+            streams.make_current(self._before.pop())
 
         def __eq__(self, other: object) -> bool:
             return getattr(other, "cuda_stream", None) == self.cuda_stream
