@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ def test_no_images_take_nothing() -> None:
 def test_without_tensor_cores_nothing_is_copied() -> None:
     old = kernels_of(card_named("v100"))
     assert workspace(PYRAMID, old) == weight_workspace(PYRAMID, old) == 0
+    assert workspace(replace(PYRAMID, tf32=False), H200) == 0
 
 
 def test_channels_last_is_told_by_strides() -> None:
@@ -376,3 +378,28 @@ def test_transforms_and_linear_algebra_take_what_was_recorded(tmp_path: Path) ->
     _, done = run_virtually(tmp_path, script)
     peaks = dict(zip(RECORDED_PEAKS, map(int, done.stdout.split()), strict=True))
     assert peaks == pytest.approx(RECORDED_PEAKS, rel=0.005)
+
+
+@needs_torch
+def test_settings_of_cudnn_are_heeded_or_said_to_be_left_out(tmp_path: Path) -> None:
+    script = tmp_path / "settings.py"
+    script.write_text(
+        "import torch\n"
+        "layer = torch.nn.Conv2d(64, 64, 3, padding=1).cuda()\n"
+        "images = torch.randn(16, 64, 56, 56, device='cuda')\n"
+        "def most():\n"
+        "    torch.cuda.reset_peak_memory_stats()\n"
+        "    before = torch.cuda.memory_stats()['requested_bytes.all.current']\n"
+        "    with torch.no_grad(): layer(images)\n"
+        "    print(torch.cuda.memory_stats()['requested_bytes.all.peak'] - before)\n"
+        "most()\n"
+        "torch.backends.cudnn.benchmark = True\n"
+        "torch.backends.cudnn.allow_tf32 = False\n"
+        "most()\n"
+    )
+    value, done = run_virtually(tmp_path, script)
+    both = 2 * 16 * 64 * 56 * 56 * 4
+    with_copies, without = map(int, done.stdout.split())
+    assert without == both // 2
+    assert with_copies == pytest.approx(both // 2 + both, rel=0.01)
+    assert any("cudnn.benchmark is left out" in what for what in value["verdict"]["decisive"])

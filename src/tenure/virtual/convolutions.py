@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ def _shape(source: Any, weight: Any, result: Any, *, stride: Any, groups: int) -
         element=source.element_size(),
         channels_last=prefers_channels_last(source, weight),
         bfloat16=str(source.dtype) == "torch.bfloat16",
+        tf32=bool(sys.modules["torch"]._C._get_cudnn_allow_tf32()),  # noqa: SLF001
     )
 
 

@@ -53,6 +53,7 @@ _LONGEST_WAIT = 1_000  # equal answers to one question before the other one is g
 _ASK_WHETHER_TO_GO_ON = {"_beam_search"}
 _FINITE = "numbers are finite"
 _FINITE_GRADIENTS = "gradients are finite"
+_UNTRIED = "cudnn.benchmark is left out: what cuDNN tries first may take much more for a moment"
 _WITHIN = "random numbers lie within their bounds"
 _ALLOWED = "what distributions are given lies within their bounds"
 _DISTRIBUTIONS = "torch/distributions/"
@@ -102,6 +103,8 @@ class Shadows:
         inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
         written = _written(func, args) if func._schema.is_mutable else []
         masks.follow(func, args, outputs, written, value_of)
+        if func is _aten.convolution.default and torch.backends.cudnn.benchmark:
+            self._assume(_UNTRIED)
         # Of storage operators: a value would come to lie in a storage without data.
         if func in _STORAGE_OPERATORS or not _is_worth_computing(func, inputs, outputs):
             _forget(written)

@@ -51,6 +51,7 @@ class Shape:
         element: Bytes of an element.
         channels_last: Its layout.
         bfloat16: Whether its elements are.
+        tf32: Whether 32 bits may be multiplied as TF32, as PyTorch allows cuDNN by default.
     """
 
     inputs: int
@@ -67,6 +68,7 @@ class Shape:
     element: int
     channels_last: bool
     bfloat16: bool = False
+    tf32: bool = True
 
     @property
     def empty(self) -> bool:
@@ -316,11 +318,9 @@ def _parts(tiles: int, kernels: Kernels) -> int:
 
 
 def _on_tensor_cores(shape: Shape, kernels: Kernels) -> bool:
-    """Others work in NCHW as it is: no copies. Of 32 bits as TF32, which PyTorch allows cuDNN."""
+    """Others work in NCHW as it is: no copies."""
     if shape.groups > 1 and shape.groups == shape.channels:
         return False
-    return (
-        kernels.capability >= (7, 0)
-        if shape.element == 2
-        else (shape.element == 4 and kernels.capability >= (8, 0))
-    )
+    if shape.element == 2:
+        return kernels.capability >= (7, 0)
+    return shape.element == 4 and shape.tf32 and kernels.capability >= (8, 0)
