@@ -18,7 +18,7 @@ import pytest
 
 from shared_data import ABSENT, SHARED
 from tenure.cards import CARDS, card_named
-from tenure.replays import Trial, recorded_replay, try_settings
+from tenure.replays import Trial, recorded_replay, replay, try_settings
 from tenure.snapshots import load
 from tenure.virtual import scratch
 from tenure.virtual.card import kernels_of
@@ -177,12 +177,16 @@ def test_requests_are_the_recorded_ones(
         ("resnet50", "torchvision", ""),
         ("gnn", "torch_geometric", ""),
         ("llama_generate", "transformers", ""),
+        ("fasterrcnn", "torchvision", ""),
     ],
 )
 def test_it_fits_where_it_really_would(
     workload: str, module: str, burn: str, share: float, tmp_path: Path
 ) -> None:
-    """5 % above the least memory under which the recorded run fits, and 5 % below."""
+    """5 % above the least memory under which the recorded run fits, and 5 % below.
+
+    Some runs don't fit in a little more either; the recorded requests say which.
+    """
     if not SCRIPT.exists():
         pytest.skip(ABSENT)
     if importlib.util.find_spec(module) is None:
@@ -190,8 +194,10 @@ def test_it_fits_where_it_really_would(
     trace = load(SHARED / "traces" / f"{workload}.pickle.xz")
     (needed,) = try_settings(trace, [Trial("torch", "")], calls=list(recorded_replay(trace).calls))
     size = int(needed.smallest_capacity * share)
+    really = replay(trace, capacity=size).statistics["num_ooms"] == 0
+    assert really is (share > 1) or workload == "fasterrcnn"
     value, _ = run_virtually(tmp_path, SCRIPT, workload, str(tmp_path), gpu=str(size), BURN=burn)
-    assert value["verdict"]["fits"] is (share > 1), value["verdict"]["message"]
+    assert value["verdict"]["fits"] is really, value["verdict"]["message"]
 
 
 @needs_torch
