@@ -74,15 +74,19 @@ class FreeList {
             link = before(*block, **link) ? &(*link)->left : &(*link)->right;
         Block* below = *link;
         *link = block;
-        unzip(below, block);
+        if (below) unzip(below, block);  // else both its sides are empty, as in every block outside
     }
 
     void erase(Block* block, std::size_t bin) {
         --size_;
         Block** link = &roots_[bin];
         while (*link != block) link = before(*block, **link) ? &(*link)->left : &(*link)->right;
-        *link = zip(block->left, block->right);
-        block->left = block->right = nullptr;
+        if (block->left || block->right) {
+            *link = zip(block->left, block->right);
+            block->left = block->right = nullptr;
+            return;
+        }
+        *link = nullptr;
         if (!roots_[bin]) occupied_[bin / 64] &= ~(std::uint64_t{1} << bin % 64);
     }
 
