@@ -27,6 +27,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+from gpu_cases import step_seconds
+
 WARM = 4  # steps that are left out: optimizer state, kernels, and operations under watch
 LONGEST = 300  # seconds
 INNER = "--inner"  # then this file is the script that runs
@@ -92,16 +94,6 @@ def run(options: argparse.Namespace, name: str, folder: Path, *, watched: bool) 
             ).returncode
         except subprocess.TimeoutExpired:
             return "timeout"
-
-
-def step_seconds(path: Path) -> list[float]:
-    """Seconds of each step but the first, as the workload wrote the moments of their ends."""
-    try:
-        steps = json.loads(path.read_text())["steps"]
-    except (OSError, ValueError, KeyError):
-        return []
-    ends = [one["seconds"] for one in steps if one["label"].startswith("step")]
-    return [after - before for before, after in itertools.pairwise(ends)]
 
 
 def compared(steps: dict[str, list[list[float]]], skipped: int) -> dict[str, Any]:

@@ -407,13 +407,18 @@ def test_recording_does_not_rest_while_the_script_wants_a_history(
     assert gpu.may_rest()
 
 
-def test_steps_that_repeat_end_the_recording_and_one_that_rises_begins_it(
-    torch: FakeTorch,
-) -> None:
+def on_a_gpu(torch: FakeTorch) -> Watch:
     watch = Watch()
     watch.gpu.arm()
     torch.first_use()
     watch.record.device = "cuda"
+    return watch
+
+
+def test_steps_that_repeat_end_the_recording_and_one_that_rises_begins_it(
+    torch: FakeTorch,
+) -> None:
+    watch = on_a_gpu(torch)
     for _ in range(20):
         watch.stepped()
     assert [call[0] for call in torch.history] == ["all", None]
@@ -432,11 +437,8 @@ def test_every_device_is_compared_and_reported(torch: FakeTorch) -> None:
     second = {name: {"all": {"current": 5 * MIB, "peak": 5 * MIB}} for name in torch.stats}
     torch._C._cuda_memoryStats = lambda device: second if device else torch._stats(0)
     torch.cuda.device_count = lambda: 2
-    watch = Watch()
+    watch = on_a_gpu(torch)
     watch.started = True
-    watch.gpu.arm()
-    torch.first_use()
-    watch.record.device = "cuda"
     for _ in range(20):
         watch.stepped()
     assert [call[0] for call in torch.history] == ["all", None]
@@ -455,10 +457,7 @@ def test_a_fault_while_a_step_is_marked_costs_one_sentence(
     torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TENURE_DEBUG", raising=False)
-    watch = Watch()
-    watch.gpu.arm()
-    torch.first_use()
-    watch.record.device = "cuda"
+    watch = on_a_gpu(torch)
     monkeypatch.setattr(watch.steps, "mark", lambda *_: 1 // 0)
     watch.stepped()
     watch.stepped()
@@ -483,11 +482,8 @@ def test_what_takes_much_longer_than_a_step_is_recorded(
     torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tenure.live.runs.overdue.LEAST", 0.05)
-    watch = Watch()
+    watch = on_a_gpu(torch)
     watch.started = True
-    watch.gpu.arm()
-    torch.first_use()
-    watch.record.device = "cuda"
     for _ in range(5):
         watch.stepped()
     for _ in range(1000):

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -392,17 +392,12 @@ class Gpu:
 
     def _note_peak(self, now: Counters) -> None:
         known = self.record.peaks.get(now.device, now)
-        self.record.peaks[now.device] = Counters(
-            now.device,
-            now.requested,
-            now.allocated,
-            now.active,
-            now.reserved,
-            max(known.peak_requested, now.peak_requested),
-            max(known.peak_allocated, now.peak_allocated),
-            max(known.peak_active, now.peak_active),
-            max(known.peak_reserved, now.peak_reserved),
-            now.allocations,
+        self.record.peaks[now.device] = replace(
+            now,
+            peak_requested=max(known.peak_requested, now.peak_requested),
+            peak_allocated=max(known.peak_allocated, now.peak_allocated),
+            peak_active=max(known.peak_active, now.peak_active),
+            peak_reserved=max(known.peak_reserved, now.peak_reserved),
         )
 
     def _reserved(self, device: int) -> int:
