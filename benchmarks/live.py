@@ -8,10 +8,10 @@ Every configuration runs in a process of its own; one JSON line a case goes to s
 went wrong to standard error. FILE is a script that is called as `FILE NAME FOLDER`, writes
 FOLDER/NAME.json with its "steps", and takes a limit from LIMIT_GIB.
 
-Processes that run a workload get ready side by side (imports, CUDA), and then take turns: while one
-runs, the others wait. Step times are compared step by step, the least of all rounds each, since the
-steps of one workload differ in size. One run more is made with deterministic settings, of native
-two: its losses must be native's to the last bit, where native's are its own.
+Processes that run a workload get ready side by side (imports, CUDA), and then take turns, a round
+each: while one runs, the others wait. Step times are compared step by step, the least of all rounds
+each, since the steps of one workload differ in size. One run more is made with deterministic
+settings, of native two: its losses must be native's to the last bit, where native's are its own.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -52,7 +53,7 @@ ROUNDS = 3
 BURST = 20_000  # calls
 TURNS = 25
 LONGEST = 240  # seconds, for one process
-READY = 9  # processes that get ready side by side
+READY = 10  # processes that get ready side by side, or those of one workload if they are more
 
 
 def install(configuration: str) -> bool:
@@ -177,9 +178,10 @@ class Job:
     """One process that runs a workload.
 
     Attributes:
-        rounds: Times that it does so.
+        rounds: Times that it does so, in turn with the others of its workload.
         limit: Times the live peak that may be reserved; None without a limit.
         limit_gib: The same in GiB.
+        beside: The limit of the jobs that this one, without a limit, takes turns with.
         exact: With deterministic settings, and its losses noted.
     """
 
@@ -188,11 +190,12 @@ class Job:
     rounds: int = 1
     limit: float | None = None
     limit_gib: float | None = None
+    beside: float | None = None
     exact: bool = False
 
 
-def workload(configuration: str, file: str, name: str, folder: str, rounds: str) -> None:
-    """Runs the script as it is, in this process, once it is this process's turn."""
+def workload(configuration: str, file: str, name: str, folder: str) -> None:
+    """Runs the script as it is, in this process, once for each line read."""
     import_all_of(file)
     ours = install(configuration)
     import torch
@@ -202,10 +205,8 @@ def workload(configuration: str, file: str, name: str, folder: str, rounds: str)
     if os.environ.get("EXACT"):
         note_losses(torch, losses)
     print("ready", flush=True)
-    sys.stdin.readline()
     sys.argv = [file, name, folder]
-    runs = []
-    for _ in range(int(rounds)):
+    for _ in sys.stdin:
         try:
             runpy.run_path(file, run_name="__main__")
         except RuntimeError as error:
@@ -214,16 +215,16 @@ def workload(configuration: str, file: str, name: str, folder: str, rounds: str)
             torch.use_deterministic_algorithms(True, warn_only=True)  # where there is none
             losses.clear()
             runpy.run_path(file, run_name="__main__")
-        runs.append(json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8"))["steps"])
+        written = json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8"))
+        notes = {"steps": written["steps"], "losses": losses}
+        if ours:
+            from tenure import _engine
+
+            notes["elastic"] = _engine.Live.elastic_statistics(0)
+        print(json.dumps({"notes": notes}), flush=True)
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    notes: dict[str, Any] = {"runs": runs, "losses": losses}
-    if ours:
-        from tenure import _engine
-
-        notes["elastic"] = _engine.Live.elastic_statistics(0)
-    print(json.dumps({"notes": notes}), flush=True)
 
 
 def import_all_of(file: str) -> None:
@@ -252,27 +253,40 @@ def note_losses(torch: Any, losses: list[str]) -> None:
 
 
 def take_turns(jobs: list[Job], file: str) -> list[dict[str, Any]]:
-    """What each job noted, a line each; those of a batch get ready side by side."""
+    """What each job noted, a line each."""
     lines = []
-    for begin in range(0, len(jobs), READY):
+    for batch in batches(jobs):
         with tempfile.TemporaryDirectory() as folder:
-            batch = []
-            for number, job in enumerate(jobs[begin : begin + READY]):
+            running = []
+            for number, job in enumerate(batch):
                 own = Path(folder, str(number))
                 own.mkdir()
-                batch.append((job, own, started(job, file, own)))
-            for _, _, process in batch:
-                printed: Any = process.stdout
-                while printed.readline() not in {"ready\n", ""}:
-                    pass
-            for job, own, process in batch:
-                line = facts_of(job, notes_of(process))
-                if line.get("failed"):
-                    text = (own / "errors").read_text(encoding="utf-8", errors="replace")
-                    print(f"{job}: {text[-1500:]}", file=sys.stderr, flush=True)
-                lines.append(line)
-                print(json.dumps(line), flush=True)
+                running.append((job, own, started(job, file, own)))
+            for _, _, process in running:
+                read_until(process, "ready")
+            for name in dict.fromkeys(job.name for job in batch):
+                own_jobs = [one for one in running if one[0].name == name]
+                rounds = rounds_in_turn([(job, process) for job, _, process in own_jobs])
+                for (job, own, _), notes in zip(own_jobs, rounds, strict=True):
+                    line = facts_of(job, notes)
+                    if line.get("failed"):
+                        text = (own / "errors").read_text(encoding="utf-8", errors="replace")
+                        print(f"{job}: {text[-1500:]}", file=sys.stderr, flush=True)
+                    lines.append(line)
+                    print(json.dumps(line), flush=True)
     return lines
+
+
+def batches(jobs: list[Job]) -> list[list[Job]]:
+    """Jobs whose processes get ready side by side; those of one workload stay together."""
+    cut: list[list[Job]] = []
+    for _, same in itertools.groupby(jobs, key=lambda job: job.name):
+        group = list(same)
+        if cut and len(cut[-1]) + len(group) <= READY:
+            cut[-1] += group
+        else:
+            cut.append(group)
+    return cut
 
 
 def started(job: Job, file: str, own: Path) -> subprocess.Popen[str]:
@@ -282,7 +296,7 @@ def started(job: Job, file: str, own: Path) -> subprocess.Popen[str]:
         extra["LIMIT_GIB"] = str(job.limit_gib)
     if job.exact:
         extra |= {"EXACT": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    arguments = ["workload", job.configuration, file, job.name, str(own), str(job.rounds)]
+    arguments = ["workload", job.configuration, file, job.name, str(own)]
     return subprocess.Popen(
         [sys.executable, __file__, "--here", *arguments],
         stdin=subprocess.PIPE,
@@ -293,38 +307,55 @@ def started(job: Job, file: str, own: Path) -> subprocess.Popen[str]:
     )
 
 
-def notes_of(process: subprocess.Popen[str]) -> dict[str, Any] | None:
-    """Lets a process that is ready run; None if it failed."""
-    try:
-        printed, _ = process.communicate("go\n", timeout=LONGEST)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        printed = ""
-    for text in printed.splitlines():
-        if text.startswith('{"notes"'):
-            notes: dict[str, Any] = json.loads(text)["notes"]
-            return notes
-    return None
+def read_until(process: subprocess.Popen[str], begin: str) -> str:
+    """The next line that begins so; empty if the process ends, or is ended for its time, before."""
+    watchdog = threading.Timer(LONGEST, process.kill)
+    watchdog.start()
+    printed: Any = process.stdout
+    found = next((line for line in printed if line.startswith(begin)), "")
+    watchdog.cancel()
+    return found
 
 
-def facts_of(job: Job, notes: dict[str, Any] | None) -> dict[str, Any]:
-    """Step times, peaks and what went wrong."""
+def rounds_in_turn(jobs: list[tuple[Job, subprocess.Popen[str]]]) -> list[list[dict[str, Any]]]:
+    """What each job noted of its rounds; fewer of them where a process failed."""
+    notes: list[list[dict[str, Any]]] = [[] for _ in jobs]
+    for turn in range(max(job.rounds for job, _ in jobs)):
+        for own, (job, process) in zip(notes, jobs, strict=True):
+            if turn >= job.rounds or len(own) < turn:
+                continue
+            with suppress(BrokenPipeError):
+                asked: Any = process.stdin
+                asked.write("go\n")
+                asked.flush()
+            line = read_until(process, '{"notes"')
+            if line:
+                own.append(json.loads(line)["notes"])
+    for _, process in jobs:
+        with suppress(BrokenPipeError):
+            process.communicate()
+    return notes
+
+
+def facts_of(job: Job, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Step times of all rounds; the first one's peaks, and what the engine did in it."""
     line: dict[str, Any] = {key: value for key, value in asdict(job).items() if value is not None}
-    if notes is None:
+    if not rounds:
         return line | {"failed": True}
     times = []
-    for steps in notes["runs"]:
-        marks = [step["seconds"] for step in steps if step["label"].startswith(("step", "request"))]
+    for notes in rounds:
+        marks = [step["seconds"] for step in notes["steps"]
+                 if step["label"].startswith(("step", "request"))]  # fmt: skip
         times.append([round(1000 * (b - a), 2) for a, b in itertools.pairwise(marks)])
-    last = [step for step in notes["runs"][0] if "num_alloc_retries" in step][-1]
-    elastic = notes.get("elastic") or {}
+    last = [step for step in rounds[0]["steps"] if "num_alloc_retries" in step][-1]
+    elastic = rounds[0].get("elastic") or {}
     return line | {
         "steps_ms": times,
         "live": last["active_bytes.all.peak"],
         "reserved": last["reserved_bytes.all.peak"],
         "retries": last["num_alloc_retries"],
         "elastic": {key: value for key, value in elastic.items() if value},
-        "losses": digest(notes["losses"]),
+        "losses": digest(rounds[0]["losses"]),
     }
 
 
@@ -345,7 +376,7 @@ def ratio(ones: list[list[float]], others: list[list[float]]) -> float | None:
 
 def conclusion(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """A workload's line: times native, times its own unlimited run, and whether losses agree."""
-    times: dict[tuple[str, float | None], list[list[float]]] = {}
+    times: dict[tuple[str, float | None, float | None], list[list[float]]] = {}
     losses: dict[str, list[str]] = {}
     for line in lines:
         if line["name"] != name or line.get("failed"):
@@ -353,17 +384,17 @@ def conclusion(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
         if line["exact"]:
             losses.setdefault(line["configuration"], []).append(line["losses"])
         else:
-            times.setdefault((line["configuration"], line.get("limit")), []).extend(
-                line["steps_ms"]
-            )
-    native = times.get(("native", None), [])
+            key = line["configuration"], line.get("limit"), line.get("beside")
+            times.setdefault(key, []).extend(line["steps_ms"])
+    native = times.get(("native", None, None), [])
     return {
         "workload": name,
-        "times_native": {c: ratio(runs, native) for (c, limit), runs in times.items()
-                         if limit is None},
+        "times_native": {c: ratio(runs, native) for (c, limit, beside), runs in times.items()
+                         if limit is None and beside is None},
         "native_again": ratio(native[1::2], native[::2]),
-        "times_unlimited": {f"{c} {limit}": ratio(runs, times.get((c, None), []))
-                            for (c, limit), runs in times.items() if limit is not None},
+        "times_unlimited": {f"{c} {limit}": ratio(runs, times[c, None, limit])
+                            for (c, limit, _), runs in times.items()
+                            if limit is not None and (c, None, limit) in times},
         "losses": losses,
     }  # fmt: skip
 
@@ -371,17 +402,23 @@ def conclusion(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
 def workloads(file: str, names: list[str], chosen: list[str], options: argparse.Namespace) -> None:
     """Each workload without a limit and near its live peak, under each configuration."""
     ours = [c for c in chosen if c.startswith("tenure")]
-    jobs = [Job(name, c, options.rounds) for _ in range(options.repetitions)
-            for name in names for c in chosen]  # fmt: skip
-    jobs += [Job(name, c, exact=True) for name in options.exact.split(",") if name
-             for c in ("native", "native", *ours)]  # fmt: skip
+    exact = options.exact.split(",")
+    jobs = []
+    for name in names:
+        jobs += [Job(name, c, options.rounds) for _ in range(options.repetitions) for c in chosen]
+        if name in exact:
+            jobs += [Job(name, c, exact=True) for c in ("native", "native", *ours)]
     lines = take_turns(jobs, file)
     limits = [float(one) for one in options.limits.split(",") if one]
     live = {x["name"]: x["live"] for x in lines
             if x["configuration"] == chosen[0] and not (x["exact"] or x.get("failed"))}  # fmt: skip
-    jobs = [Job(name, c, 1, limit, limit * live[name] / GIB)
-            for limit in limits for name in names if name in live
-            for c in (*chosen, *ours)]  # fmt: skip
+    jobs = []
+    for limit, (name, peak) in itertools.product(limits, live.items()):
+        gib = limit * peak / GIB
+        jobs += [Job(name, c, 1, limit, gib) for c in chosen if c not in ours]
+        for c in ours:
+            jobs += [Job(name, c, options.rounds, limit, gib)]
+            jobs += [Job(name, c, options.rounds, beside=limit)]
     lines += take_turns(jobs, file)
     for name in names:
         print(json.dumps(conclusion(name, lines)), flush=True)
