@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import importlib
 import itertools
+import pickle
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import tenure
+from tenure.errors import UsageError
 from tenure.live import steps
 from tenure.live.runs.pacing import GAP, TRIED, Pace
 from tenure.live.runs.stepping import MOST, StepMark, Steps, rise_of
@@ -190,3 +196,109 @@ def test_accelerate_marks_a_step_for_each_of_the_optimizers_own() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert steps._Stepping.now.steps.count == 4
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.filterwarnings("ignore")  # Lightning's own, of PyTorch and of data loaders
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightning_marks_a_step_for_each_of_the_optimizers_own(
+    package: str, tmp_path: Path
+) -> None:
+    torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+    lightning: Any = pytest.importorskip(package, reason=f"{package} is not installed")
+    from tenure.live import trainers
+
+    callback = trainers._lightning_class_of(lightning.Callback)(tidy=False)
+
+    class Model(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+        def __init__(self, fails_at: int = -1) -> None:
+            super().__init__()
+            self.net, self.fails_at = torch.nn.Linear(4, 2), fails_at
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            if number == self.fails_at:
+                raise RuntimeError("in the middle")
+            return self.net(batch[0]).square().sum()
+
+        def validation_step(self, batch: Any, _: int) -> None:
+            self.net(batch[0])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    batches = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.ones(14, 4)), batch_size=2
+    )
+    checkpoint = tmp_path / "middle.ckpt"
+
+    def steps_of(model: Any, epochs: int, begin: Path | None = None) -> int:
+        before = steps._Stepping.now.steps.count
+        trainer = lightning.Trainer(
+            accelerator="cpu",
+            max_epochs=epochs,
+            accumulate_grad_batches=4,
+            callbacks=[callback],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+        )
+        try:
+            trainer.fit(model, batches, batches, ckpt_path=begin)
+        finally:
+            found = steps._Stepping.now.steps.count - before
+        trainer.save_checkpoint(checkpoint)
+        return found
+
+    # Seven batches an epoch: after the fourth, and after the last.
+    assert steps_of(Model(), 3) == 6
+    assert steps_of(Model(), 2) == 4, "what another trainer counted is none of this one's steps"
+    assert steps_of(Model(), 3, begin=checkpoint) == 2
+    before = steps._Stepping.now.steps.count
+    with pytest.raises(RuntimeError, match="in the middle"):
+        steps_of(Model(fails_at=5), 1)
+    assert steps._Stepping.now.steps.count == before + 1
+
+
+@pytest.mark.parametrize(
+    ("package", "made"),
+    [
+        ("transformers", "transformers_callback"),
+        ("lightning.pytorch", "lightning_callback"),
+        ("pytorch_lightning", "lightning_callback"),
+    ],
+)
+def test_a_callback_goes_to_another_process_without_the_model(package: str, made: str) -> None:
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip(package, reason=f"{package} is not installed")
+    from tenure.live import trainers
+
+    callback = getattr(trainers, made)(tidy=True)
+    callback.log = lambda: None  # Lightning hangs methods of the model on it
+    for again in (pickle.loads(pickle.dumps(callback)), copy.deepcopy(callback)):
+        assert type(again) is type(callback)
+        assert again.tidy is True
+        assert not hasattr(again, "log")
+
+
+def test_lightnings_callback_is_of_the_package_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tenure.live import trainers
+
+    installed = {name: ModuleType(name) for name in ("lightning.pytorch", "pytorch_lightning")}
+    for name, module in installed.items():
+        module.Callback = type(name, (), {})  # type: ignore[attr-defined]
+    monkeypatch.setattr(importlib, "import_module", installed.__getitem__)
+    for name, module in installed.items():
+        for other in installed:
+            monkeypatch.delitem(sys.modules, other, raising=False)
+        monkeypatch.setitem(sys.modules, name, module)
+        assert isinstance(trainers.lightning_callback(), module.Callback)
+
+
+def test_without_lightning_its_callback_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tenure.live import trainers
+
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match="neither"):
+        trainers.lightning_callback()

@@ -7,11 +7,14 @@ Each class is made when it is asked for, so that none of the libraries is import
 from __future__ import annotations
 
 import importlib
+import sys
 from functools import cache
 from typing import Any
 
 from tenure.errors import UsageError
 from tenure.live.steps import step
+
+_LIGHTNING = ("lightning.pytorch", "pytorch_lightning")  # one library under two names
 
 
 def transformers_callback(*, tidy: bool = False) -> Any:
@@ -28,6 +31,8 @@ def transformers_callback(*, tidy: bool = False) -> Any:
 
 def lightning_callback(*, tidy: bool = False) -> Any:
     """A Callback: `Trainer(callbacks=[trainers.lightning_callback()])`.
+
+    It is that of the package which the script has imported, where both are installed.
 
     Args:
         tidy: As for `tenure.step`.
@@ -78,6 +83,9 @@ def _transformers_class() -> type:
         def __init__(self, tidy: bool) -> None:
             self.tidy = tidy
 
+        def __reduce__(self) -> tuple[Any, ...]:
+            return transformers_callback, (), {"tidy": self.tidy}
+
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             """After the optimizer's step and the zeroing of gradients."""
             step(tidy=self.tidy)
@@ -85,18 +93,18 @@ def _transformers_class() -> type:
     return TenureCallback
 
 
-@cache
 def _lightning_class() -> type:
-    base: Any = None
-    for name in ("lightning.pytorch", "pytorch_lightning"):
+    # The one in use first; to import the other too would cost seconds.
+    for name in sorted(_LIGHTNING, key=lambda name: name not in sys.modules):
         try:
-            base = importlib.import_module(name).Callback
-            break
+            return _lightning_class_of(importlib.import_module(name).Callback)
         except ImportError:
             continue
-    if base is None:
-        raise UsageError("neither lightning nor pytorch_lightning can be imported")
+    raise UsageError("neither lightning nor pytorch_lightning can be imported")
 
+
+@cache
+def _lightning_class_of(base: Any) -> type:
     class TenureCallback(base):  # type: ignore[misc, unused-ignore]
         """Marks a step where the trainer ends one."""
 
@@ -104,6 +112,14 @@ def _lightning_class() -> type:
             super().__init__()
             self.tidy = tidy
             self.seen = 0
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            # Without what a trainer hangs on it, which leads to the whole model.
+            return lightning_callback, (), {"tidy": self.tidy, "seen": self.seen}
+
+        def on_train_start(self, trainer: Any, *_: Any) -> None:
+            """Where counting begins: not at 0 after a checkpoint, or another trainer's steps."""
+            self.seen = trainer.global_step
 
         def on_train_batch_end(self, trainer: Any, *_: Any, **__: Any) -> None:
             """After a batch; of those that only accumulate none counts."""
