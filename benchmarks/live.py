@@ -8,10 +8,12 @@ Every configuration runs in a process of its own; one JSON line a case goes to s
 went wrong to standard error. FILE is a script that is called as `FILE NAME FOLDER`, writes
 FOLDER/NAME.json with its "steps", and takes a limit from LIMIT_GIB.
 
-Processes that run a workload get ready side by side (imports, CUDA), and then take turns, a round
-each: while one runs, the others wait. Step times are compared step by step, the least of all rounds
-each, since the steps of one workload differ in size. One run more is made with deterministic
-settings, of native two: its losses must be native's to the last bit, where native's are its own.
+Processes that run a workload get ready side by side (imports, CUDA) and then take turns, a step
+each: a turn ends where the script calls torch.cuda.synchronize(), and its clock stands still while
+others run. So the machine's moods meet all alike, and a step is compared with the same step of the
+process beside it; the first round of each process, which loads kernels and fills the cache, is not.
+One run more is made with deterministic settings, of native two: its losses must be native's to the
+last bit, where native's are its own.
 """
 
 from __future__ import annotations
@@ -181,7 +183,6 @@ class Job:
         rounds: Times that it does so, in turn with the others of its workload.
         limit: Times the live peak that may be reserved; None without a limit.
         limit_gib: The same in GiB.
-        beside: The limit of the jobs that this one, without a limit, takes turns with.
         exact: With deterministic settings, and its losses noted.
     """
 
@@ -190,17 +191,17 @@ class Job:
     rounds: int = 1
     limit: float | None = None
     limit_gib: float | None = None
-    beside: float | None = None
     exact: bool = False
 
 
 def workload(configuration: str, file: str, name: str, folder: str) -> None:
-    """Runs the script as it is, in this process, once for each line read."""
+    """Runs the script as it is, in this process, a step for each line read."""
     import_all_of(file)
     ours = install(configuration)
     import torch
 
     torch.cuda.init()
+    share_steps(torch)
     losses: list[str] = []
     if os.environ.get("EXACT"):
         note_losses(torch, losses)
@@ -223,8 +224,24 @@ def workload(configuration: str, file: str, name: str, folder: str) -> None:
             notes["elastic"] = _engine.Live.elastic_statistics(0)
         print(json.dumps({"notes": notes}), flush=True)
         gc.collect()
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+
+
+def share_steps(torch: Any) -> None:
+    """Lets the others run where a step ends; the script's clock does not count that."""
+    synchronize, clock = torch.cuda.synchronize, time.time
+    waited = 0.0
+
+    def ending(*args: Any, **kwargs: Any) -> None:
+        nonlocal waited
+        synchronize(*args, **kwargs)
+        begun = clock()
+        print("step", flush=True)
+        sys.stdin.readline()
+        waited += clock() - begun
+
+    torch.cuda.synchronize = ending
+    time.time = lambda: clock() - waited
 
 
 def import_all_of(file: str) -> None:
@@ -307,12 +324,12 @@ def started(job: Job, file: str, own: Path) -> subprocess.Popen[str]:
     )
 
 
-def read_until(process: subprocess.Popen[str], begin: str) -> str:
+def read_until(process: subprocess.Popen[str], *begins: str) -> str:
     """The next line that begins so; empty if the process ends, or is ended for its time, before."""
     watchdog = threading.Timer(LONGEST, process.kill)
     watchdog.start()
     printed: Any = process.stdout
-    found = next((line for line in printed if line.startswith(begin)), "")
+    found = next((line for line in printed if line.startswith(begins)), "")
     watchdog.cancel()
     return found
 
@@ -320,20 +337,21 @@ def read_until(process: subprocess.Popen[str], begin: str) -> str:
 def rounds_in_turn(jobs: list[tuple[Job, subprocess.Popen[str]]]) -> list[list[dict[str, Any]]]:
     """What each job noted of its rounds; fewer of them where a process failed."""
     notes: list[list[dict[str, Any]]] = [[] for _ in jobs]
-    for turn in range(max(job.rounds for job, _ in jobs)):
-        for own, (job, process) in zip(notes, jobs, strict=True):
-            if turn >= job.rounds or len(own) < turn:
-                continue
+    left = list(zip(notes, jobs, strict=True))
+    while left:
+        for one in tuple(left):
+            own, (job, process) = one
+            asked: Any = process.stdin
             with suppress(BrokenPipeError):
-                asked: Any = process.stdin
                 asked.write("go\n")
                 asked.flush()
-            line = read_until(process, '{"notes"')
-            if line:
+            line = read_until(process, "step", '{"notes"')
+            if line.startswith("{"):
                 own.append(json.loads(line)["notes"])
-    for _, process in jobs:
-        with suppress(BrokenPipeError):
-            process.communicate()
+            if not line or len(own) == job.rounds:
+                left.remove(one)
+                with suppress(BrokenPipeError):
+                    process.communicate()
     return notes
 
 
@@ -354,6 +372,7 @@ def facts_of(job: Job, rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "live": last["active_bytes.all.peak"],
         "reserved": last["reserved_bytes.all.peak"],
         "retries": last["num_alloc_retries"],
+        "out_of_memory": any(step["label"] == "oom" for step in rounds[0]["steps"]),
         "elastic": {key: value for key, value in elastic.items() if value},
         "losses": digest(rounds[0]["losses"]),
     }
@@ -365,18 +384,15 @@ def digest(losses: list[str]) -> str:
 
 
 def ratio(ones: list[list[float]], others: list[list[float]]) -> float | None:
-    """Times as long, by the median over the steps; each step at its best."""
-    if not ones or not others:
-        return None
-    best, other_best = ([min(times) for times in zip(*runs, strict=False)]
-                        for runs in (ones, others))  # fmt: skip
-    ratios = [a / b for a, b in zip(best[1:], other_best[1:], strict=False)]
+    """Times as long: the median over the steps of all rounds but the first."""
+    ratios = [a / b for run, other in zip(ones[1:], others[1:], strict=False)
+              for a, b in zip(run[1:], other[1:], strict=False)]  # fmt: skip
     return round(statistics.median(ratios), 4) if ratios else None
 
 
 def conclusion(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
     """A workload's line: times native, times its own unlimited run, and whether losses agree."""
-    times: dict[tuple[str, float | None, float | None], list[list[float]]] = {}
+    times: dict[str, list[list[list[float]]]] = {}
     losses: dict[str, list[str]] = {}
     for line in lines:
         if line["name"] != name or line.get("failed"):
@@ -384,42 +400,43 @@ def conclusion(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
         if line["exact"]:
             losses.setdefault(line["configuration"], []).append(line["losses"])
         else:
-            key = line["configuration"], line.get("limit"), line.get("beside")
-            times.setdefault(key, []).extend(line["steps_ms"])
-    native = times.get(("native", None, None), [])
+            key = " ".join(str(line[x]) for x in ("configuration", "limit") if x in line)
+            times.setdefault(key, []).append(line["steps_ms"])
+    native = times.get("native", [[]])
+
+    def against(base: str) -> dict[str, list[float | None]]:
+        return {key: [ratio(run, other) for run, other in zip(runs, times[base], strict=False)]
+                for key, runs in times.items() if key.startswith(base + " ")}  # fmt: skip
+
     return {
         "workload": name,
-        "times_native": {c: ratio(runs, native) for (c, limit, beside), runs in times.items()
-                         if limit is None and beside is None},
-        "native_again": ratio(native[1::2], native[::2]),
-        "times_unlimited": {f"{c} {limit}": ratio(runs, times[c, None, limit])
-                            for (c, limit, _), runs in times.items()
-                            if limit is not None and (c, None, limit) in times},
+        "times_native": {key: [ratio(run, other) for run, other in zip(runs, native, strict=False)]
+                         for key, runs in times.items() if " " not in key and key != "native"},
+        "native_again": [ratio(run, native[0]) for run in native[1:]],
+        "times_unlimited": {key: found for base in times if " " not in base
+                            for key, found in against(base).items()},
         "losses": losses,
     }  # fmt: skip
 
 
 def workloads(file: str, names: list[str], chosen: list[str], options: argparse.Namespace) -> None:
     """Each workload without a limit and near its live peak, under each configuration."""
-    ours = [c for c in chosen if c.startswith("tenure")]
+    limits = [float(one) for one in options.limits.split(",") if one]
     exact = options.exact.split(",")
+    live = {}
+    if limits:
+        for line in take_turns([Job(name, chosen[0]) for name in names], file):
+            live[line["name"]] = line.get("live")
     jobs = []
     for name in names:
         jobs += [Job(name, c, options.rounds) for _ in range(options.repetitions) for c in chosen]
+        for limit, c in itertools.product(limits if live.get(name) else (), chosen):
+            rounds = options.rounds if c.startswith("tenure") else 1
+            jobs += [Job(name, c, rounds, limit, limit * live[name] / GIB)]
         if name in exact:
+            ours = [c for c in chosen if c.startswith("tenure")]
             jobs += [Job(name, c, exact=True) for c in ("native", "native", *ours)]
     lines = take_turns(jobs, file)
-    limits = [float(one) for one in options.limits.split(",") if one]
-    live = {x["name"]: x["live"] for x in lines
-            if x["configuration"] == chosen[0] and not (x["exact"] or x.get("failed"))}  # fmt: skip
-    jobs = []
-    for limit, (name, peak) in itertools.product(limits, live.items()):
-        gib = limit * peak / GIB
-        jobs += [Job(name, c, 1, limit, gib) for c in chosen if c not in ours]
-        for c in ours:
-            jobs += [Job(name, c, options.rounds, limit, gib)]
-            jobs += [Job(name, c, options.rounds, beside=limit)]
-    lines += take_turns(jobs, file)
     for name in names:
         print(json.dumps(conclusion(name, lines)), flush=True)
 
