@@ -319,12 +319,25 @@ def test_the_summary_names_lines_streams_and_what_is_pending() -> None:
         import torch, tenure
         tenure.install()
         keep = [torch.empty(1_000_000, stream=s) for s in (0, 0, 0x5555_0010)]
+        gone = torch.empty(20 << 20)
+        del gone
+
+        from tenure.live import summary
+        summary.label_of = lambda _: "model_of_a_long_name" * 3
         print(tenure.memory_summary())
+        print(tenure.memory_summary(rows=1))
         """
     )
-    assert printed.startswith("GPU 0: requested 2.86 MiB, allocated 2.86 MiB")
-    assert "       2 " in printed
-    assert " 1  " in printed
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["GPU", "0", "requested", "allocated", "active", "reserved"]
+    assert lines[1].split()[:5] == ["now", "2.86", "MiB", "2.86", "MiB"]
+    assert lines[2].split()[:5] == ["peak", "22.86", "MiB", "22.86", "MiB"]
+    count, _, stream = lines[5].split()[2:5]
+    assert (count, stream) == ("2", "0")
+    assert lines[6].split()[4] == "1"
+    assert lines[6].endswith("model_of_a_long_namemodel_of_a_long_nam...")
+    assert lines[-1].split() == ["977.00", "KiB", "1", "1", "more", "line"]
 
 
 MISTAKES = {
@@ -342,6 +355,9 @@ MISTAKES = {
     "tenure.uninstall()": "not installed",
     "tenure.memory_stats()": "call tenure.install()",
     "tenure.memory_summary()": "call tenure.install()",
+    "tenure.install(); tenure.memory_summary(7)": "there is no GPU 7; the driver shows 1",
+    "tenure.install(); tenure.memory_stats('cpu')": "'cpu' names no GPU",
+    "tenure.install(); tenure.memory_summary(rows=-1)": "0 or more",
 }
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 from tenure import _engine
+from tenure.errors import UsageError
 from tenure.live.process import require_started
 from tenure.live.stacks import label_of
-from tenure.live.statistics import first_device
+from tenure.live.statistics import COUNTS, device_number, peaks
 from tenure.units import format_bytes, format_count
 
 _LIVE, _PENDING = 1, 2
-_WIDTH = 80  # columns
+_LONGEST = 42  # characters of a label, so that a line has 80
 
 
 @dataclass
@@ -47,43 +49,60 @@ def groups_of(device: int, state: int = _LIVE) -> list[Group]:
     return sorted(groups.values(), key=lambda group: -group.size)
 
 
-def memory_summary(device: int | None = None, *, rows: int = 20) -> str:
+def memory_summary(device: Any = None, *, rows: int = 20) -> str:
     """Who holds this process's device memory: by line and stream, with ages.
 
     Args:
-        device: Which GPU; by default the first one in use.
+        device: Which GPU, as a number, "cuda:1" or a torch.device; by default the first in use.
         rows: How many lines to list.
 
     Raises:
-        UsageError: tenure does not manage memory in this process.
+        UsageError: tenure does not manage memory in this process, or there is no such GPU.
     """
     require_started()
-    number = first_device() if device is None else device
-    counts = _engine.Live.statistics(number)
-    current = {
-        name: counts[f"{name}_bytes.all.current"]
-        for name in ("requested", "allocated", "active", "reserved")
-    }
-    lines = [
-        f"GPU {number}: "
-        + ", ".join(f"{name} {format_bytes(size)}" for name, size in current.items())
-    ]
+    if rows < 0:
+        raise UsageError(f"rows: {rows} lines cannot be listed; give 0 or more")
+    number = device_number(device)
     groups = groups_of(number)
-    lines += ["", f"{'allocated':>12} {'blocks':>8} {'age':>13} {'stream':>7}  made by"]
     streams = _short_streams(groups)
-    for group in groups[:rows]:
-        lines.append(
-            f"{format_bytes(group.size):>12} {format_count(group.count):>8} {_ages(group):>13} "
-            f"{streams[group.stream]:>7}  {group.label}"
+    lines = [*_counts(number), "", _line("allocated", "blocks", "age", "stream", "made by")]
+    lines += [
+        _line(
+            format_bytes(group.size),
+            format_count(group.count),
+            _ages(group),
+            streams[group.stream],
+            _short(group.label),
         )
-    rest = groups[rows:]
-    if rest:
-        size = format_bytes(sum(group.size for group in rest))
-        lines.append(f"{size:>12} {'':>30}  {len(rest)} more lines")
+        for group in groups[:rows]
+    ]
+    if rest := groups[rows:]:
+        size, count = (sum(getattr(group, name) for group in rest) for name in ("size", "count"))
+        more = f"{len(rest)} more line{'s' if len(rest) > 1 else ''}"
+        lines.append(_line(format_bytes(size), format_count(count), "", "", more))
     pending = sum(group.size for group in groups_of(number, _PENDING))
     if pending:
         lines += ["", f"Freed, but awaiting other streams: {format_bytes(pending)}"]
     return "\n".join(lines)
+
+
+def _counts(device: int) -> list[str]:
+    """The four byte counts, now and at their peaks since the process began."""
+    now = _engine.Live.statistics(device)
+    rows = {
+        f"GPU {device}": COUNTS,
+        "  now": tuple(format_bytes(now[f"{name}_bytes.all.current"]) for name in COUNTS),
+        "  peak": tuple(format_bytes(peak) for peak in peaks(device).values()),
+    }
+    return [f"{title:<8}" + "".join(f"{cell:>13}" for cell in row) for title, row in rows.items()]
+
+
+def _line(size: str, count: str, age: str, stream: str, label: str) -> str:
+    return f"{size:>11} {count:>7} {age:>9} {stream:>6}  {label}"
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= _LONGEST else label[: _LONGEST - 3] + "..."
 
 
 def _short_streams(groups: list[Group]) -> dict[int, str]:

@@ -13,7 +13,7 @@ from tenure.live import oom, recording
 from tenure.live.memory_pool import MemPool
 from tenure.live.process import Options, conf_in_force, start
 from tenure.live.snapshot import plain_frames, snapshot
-from tenure.live.statistics import nested
+from tenure.live.statistics import nested, reset_peak
 
 _log = logging.getLogger("tenure")
 
@@ -273,7 +273,7 @@ def _allocation_traceback(address: int) -> list[dict[str, Any]] | None:
 _NATIVE: dict[str, Any] = {
     "_cuda_memoryStats": _memory_stats,
     "_cuda_resetAccumulatedMemoryStats": _engine.Live.reset_accumulated,
-    "_cuda_resetPeakMemoryStats": _engine.Live.reset_peak,
+    "_cuda_resetPeakMemoryStats": reset_peak,
     "_cuda_memorySnapshot": _memory_snapshot,
     "_cuda_record_memory_history": _record_memory_history,
     "_cuda_record_memory_history_legacy": _record_memory_history_legacy,
@@ -287,5 +287,5 @@ _NATIVE: dict[str, Any] = {
 _ACCELERATOR: dict[str, Any] = {
     "_accelerator_getDeviceStats": _memory_stats,
     "_accelerator_resetAccumulatedStats": _engine.Live.reset_accumulated,
-    "_accelerator_resetPeakStats": _engine.Live.reset_peak,
+    "_accelerator_resetPeakStats": reset_peak,
 }
