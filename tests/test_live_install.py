@@ -145,6 +145,28 @@ def test_a_snapshot_is_written_when_memory_runs_out(tmp_path: object) -> None:
     )
 
 
+def test_nothing_that_fails_while_memory_runs_out_hides_the_explanation(tmp_path: Path) -> None:
+    done = attempt(
+        f"""
+        import pathlib
+        import torch, tenure
+        folder = pathlib.Path({str(tmp_path / "gone")!r})
+        folder.mkdir()
+        tenure.install(capacity="64MiB", on_oom=folder / "own.pickle", quiet=True)
+        torch._C._cuda_attach_out_of_memory_observer(lambda *_: 1 / 0)
+        folder.rmdir()
+        try:
+            torch.empty(100 << 20)
+        except torch.OutOfMemoryError as error:
+            print(error)
+        """
+    )
+    assert "exceed the limit by 36.00 MiB" in done.stdout
+    assert "- No snapshot: " in done.stdout
+    assert "own.pickle cannot be written (No such file or directory)" in done.stdout
+    assert "ZeroDivisionError" in done.stderr
+
+
 @each_rules
 def test_a_fraction_is_a_limit(rules: str) -> None:
     run(
@@ -345,6 +367,23 @@ MISTAKES = {
     "tenure.install('best')": "'best' is none of 'elastic' and 'torch'",
     "tenure.install(capacity='much')": "is not a size",
     "tenure.install(capacity=0)": "leaves no memory",
+    "tenure.install(capacity=-1)": "leaves no memory",
+    "tenure.install(capacity='80')": "'80' is 80 B, and the driver gives 2.00 MiB at least",
+    "tenure.install(capacity=0.9)": "0.9 is neither bytes nor a size",
+    "tenure.install(capacity=True)": "True is neither bytes nor a size",
+    "tenure.install(conf=5)": "conf: 5 is no text",
+    "tenure.install(soft_limit='1.05')": "'1.05' is no multiple",
+    "tenure.install(soft_limit=float('nan'))": "nan is no multiple",
+    "tenure.install(stacks='yes')": "stacks: 'yes' is neither True nor False",
+    "tenure.install(glue='no')": "glue: 'no' is neither True nor False",
+    "tenure.install(events='100')": "0 or more",
+    "tenure.install(on_oom='/nowhere/oom.pickle')": "on_oom: there is no folder /nowhere",
+    "tenure.install(on_oom=5)": "on_oom: 5 names no file or folder",
+    "tenure.install(on_growth='/nowhere')": "/nowhere is not a folder",
+    "tenure.install(on_growth='')": "'' names no file or folder",
+    "tenure.install(capasity='1GiB')": "'capasity'; its options are rules, capacity, conf",
+    "tenure.install('elastic', '14GiB')": "too many positional arguments; its options are",
+    "tenure.install(); tenure.install('torch', capacity='1GiB')": "with elastic rules; it can be",
     "tenure.install(conf='nonsense:1')": "no such setting",
     "tenure.install(soft_limit=0.5)": "at least 1",
     "tenure.install(events=-1)": "0 or more",
@@ -371,8 +410,25 @@ def test_mistakes_are_one_clear_error(mistake: str) -> None:
             {mistake}
         except UsageError as error:
             assert {MISTAKES[mistake]!r} in str(error), error
+            assert "\\n" not in str(error)
         else:
             raise AssertionError
+        """
+    )
+
+
+def test_after_a_mistake_the_right_options_are_taken() -> None:
+    run(
+        """
+        import torch, tenure
+        for wrong in ({"stacks": "yes"}, {"events": 1.5}, {"on_growth": "/nowhere"}):
+            try:
+                tenure.install(**wrong)
+            except tenure.errors.UsageError:
+                pass
+        tenure.install("torch", capacity="64MiB", quiet=True)
+        torch.empty(1000)
+        assert torch.cuda.memory_allocated() == 0
         """
     )
 

@@ -106,6 +106,32 @@ else:
     )
 
 
+def test_pytorch_shares_the_memory_of_cupy() -> None:
+    run(
+        CUPY
+        + """
+import torch
+adapter.install(rules="torch", capacity="64MiB")
+pointer = allocator[0](1000)
+try:
+    tenure.install(capacity="32MiB")
+except tenure.errors.UsageError as error:
+    assert "first install" in str(error)
+else:
+    raise AssertionError
+tenure.install(quiet=True)
+tensor = torch.empty(1000)
+assert torch.cuda.memory_allocated() == 2048
+try:
+    adapter.install(capasity=1)
+except tenure.errors.UsageError as error:
+    assert "no such option: capasity; there are rules, capacity, conf" in str(error), error
+else:
+    raise AssertionError
+"""
+    )
+
+
 def test_numba_takes_its_memory_from_the_engine() -> None:
     run(
         NUMBA

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import traceback
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from tenure.errors import UsageError
 from tenure.units import format_bytes
 
 # (device, bytes of the segment asked for, limit or total bytes, bytes free on the device)
@@ -57,12 +59,21 @@ class Host:
         text = holders_text(shortage) + advice_text(shortage)
         limit = shortage["limit"] if shortage["limit"] >= 0 else shortage["total"]
         for observer in tuple(observers):
-            observer(shortage["device"], shortage["segment"], limit, shortage["free"])
-        if self._on_oom:
-            from tenure.live.recording import dump_snapshot
+            try:
+                observer(shortage["device"], shortage["segment"], limit, shortage["free"])
+            except Exception:  # noqa: BLE001  the user's code; the explanation matters more
+                traceback.print_exc()
+        return text + self._snapshot()
 
-            text += f"\n- Snapshot: {dump_snapshot(self._on_oom)}"
-        return text
+    def _snapshot(self) -> str:
+        if not self._on_oom:
+            return ""
+        from tenure.live.recording import dump_snapshot
+
+        try:
+            return f"\n- Snapshot: {dump_snapshot(self._on_oom)}"
+        except UsageError as error:
+            return f"\n- No snapshot: {error}"
 
 
 def holders_text(shortage: dict[str, Any]) -> str:

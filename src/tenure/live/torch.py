@@ -11,7 +11,14 @@ from tenure.errors import UsageError
 from tenure.live import glue as compiled_glue
 from tenure.live import oom, recording
 from tenure.live.memory_pool import MemPool
-from tenure.live.process import Options, conf_in_force, start
+from tenure.live.process import (
+    Options,
+    conf_in_force,
+    join,
+    names_its_options,
+    require_flags,
+    start,
+)
 from tenure.live.snapshot import plain_frames, snapshot
 from tenure.live.statistics import nested, reset_peak
 
@@ -43,6 +50,7 @@ _ABSENT = object()
 _kept: list[Any] = []  # PyTorch's object of our allocator lives as long as the process
 
 
+@names_its_options
 def install(
     rules: str = "elastic",
     *,
@@ -83,6 +91,7 @@ def install(
     Raises:
         UsageError: An unknown option, a second install, CUDA in use already, no CUDA in PyTorch.
     """
+    require_flags(glue=glue, quiet=quiet)
     torch = _cuda_torch()
     options = Options(
         rules=rules,
@@ -96,13 +105,12 @@ def install(
         collect_cycles=collect_cycles,
         torch_version=_version(torch),
     )
-    start(options)
+    _start(options)
     missing = _become_allocator(torch, glue=glue)
     _replace_functions(torch)
-    if quiet:
-        return
-    for line in (*missing, *LIMITS, *_ignored(options)):
-        _log.warning("tenure: %s", line)
+    if not quiet:
+        for line in (*missing, *LIMITS, *_ignored(options)):
+            _log.warning("tenure: %s", line)
 
 
 def uninstall() -> None:
@@ -122,6 +130,12 @@ def uninstall() -> None:
             delattr(module, name)
         else:
             setattr(module, name, before)
+
+
+def _start(options: Options) -> None:
+    if _kept:
+        start(options)  # which says that it can be only once
+    join(options)  # CuPy or Numba may have started the engine
 
 
 def _cuda_torch() -> Any:
@@ -186,7 +200,9 @@ def _plug_in(torch: Any) -> list[str]:
 
 def _ignored(options: Options) -> list[str]:
     conf = conf_in_force(options)
-    if options.rules == "torch" or not conf:
+    if options.rules == "torch":
+        return ["soft_limit is of elastic rules: torch rules have none"] * bool(options.soft_limit)
+    if not conf:
         return []
     return [f"elastic rules heed only per_process_memory_fraction of the settings {conf!r}"]
 
