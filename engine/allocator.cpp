@@ -51,16 +51,21 @@ void Allocator::create_pool(PoolId id) {
         pool_at(id);
 }
 
+Home& Allocator::home_of(PoolHalf& half, Stream stream) {
+    Home& home = half.home(stream);
+    if (is_elastic() && !home.clock) {
+        home.clock = &elastic_.clocks[stream];
+        home.clock->stream = stream;
+    }
+    return home;
+}
+
 Allocator::Request Allocator::plan(Bytes requested, Stream stream, PoolId pool) {
     if (requested <= 0) throw UsageError("a request must be for at least 1 byte");
     if (requested >= refuse_at)
         throw OutOfMemory("Tried to allocate more than 1EB memory.", requested, requested, stream);
     const Bytes rounded = round_size(settings_, requested);
-    Home& home = pool_at(pool).half(is_small(rounded)).home(stream);
-    if (is_elastic() && !home.clock) {
-        home.clock = &elastic_.clocks[stream];
-        home.clock->stream = stream;
-    }
+    Home& home = home_of(pool_at(pool).half(is_small(rounded)), stream);
     return {requested, rounded, segment_size(settings_, rounded), &home,
             settings_.expandable_segments};
 }

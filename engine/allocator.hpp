@@ -119,7 +119,8 @@ class Allocator {
     std::vector<Block*> restore_checkpoint(PoolId pool, std::span<const Checkpointed> blocks);
 
     // Places a segment as some earlier run left it: its live and pending blocks, ascending; the
-    // gaps are cached (or unmapped, where `mapped` says so). Throws BadInput if they do not fit.
+    // gaps are cached (or unmapped, where `mapped` says so). Throws BadInput if they do not fit,
+    // and UsageError for a cudaMalloc under elastic rules, which have arenas only.
     struct Range {
         Address address;
         Bytes size;
@@ -243,6 +244,7 @@ class Allocator {
     };
 
     // allocator.cpp: the common path
+    Home& home_of(PoolHalf& half, Stream stream);
     Request plan(Bytes requested, Stream stream, PoolId pool);
     Block* best_block(const Request& request) const;
     Block* take_free(const Request& request);
@@ -348,6 +350,7 @@ class Allocator {
     ChunkIndex create(Supply& supply, Bytes size);
     Bytes place_new(ChunkIndex chunk, Home& home, Address address);
     Bytes place_idle(ChunkIndex chunk, Home& home, Address address);
+    bool map_saved(Segment& arena, const Range& run);
     bool place(ChunkIndex chunk, Home& home, Address address, std::uint64_t stamp);
     void settle_in(ChunkIndex index, Block* block, std::uint64_t stamp);
     void let_go(Home& home, Address address, Bytes size);

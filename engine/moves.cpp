@@ -207,6 +207,24 @@ bool Allocator::place(ChunkIndex chunk, Home& home, Address address, std::uint64
     return true;
 }
 
+// Fills a mapped run of a saved arena. No record says where one chunk ends and the next begins: as
+// if the run had grown at once.
+bool Allocator::map_saved(Segment& arena, const Range& run) {
+    const auto whole = [](Address number) { return number % static_cast<Address>(page) == 0; };
+    if (!whole(arena.address) || !whole(run.address) || !whole(static_cast<Address>(run.size)))
+        throw BadInput("a mapped run of an arena is not made of whole pages of 2 MiB");
+    const Bytes most = elastic_rules::chunk_size(settings_, arena.home->half->small, unlimited);
+    for (Bytes at = 0; at < run.size;) {
+        const Bytes size = std::min(most, run.size - at);
+        const ChunkIndex chunk = elastic_.chunks.create(size, true);
+        if (chunk == 0) return false;
+        if (!elastic_.chunks.map(chunk, arena, run.address + static_cast<Address>(at)))
+            return false;
+        at += size;
+    }
+    return true;
+}
+
 // Blocks and counters follow a chunk that was just mapped.
 void Allocator::settle_in(ChunkIndex index, Block* block, std::uint64_t stamp) {
     Home& home = *block->segment->home;

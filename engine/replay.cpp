@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "engine/collected.hpp"
+#include "engine/elastic_rules.hpp"
 #include "engine/late_start.hpp"
 #include "engine/recorded_device.hpp"
 
@@ -48,7 +49,10 @@ class Replay {
         end_ = trace.length();
         if (options.until >= 0) end_ = std::min(end_, static_cast<std::size_t>(options.until));
         live_.resize(static_cast<std::size_t>(trace.allocations));
-        if (settings.rules == Rules::elastic) device_.run_behind_host(options.lead_us);
+        if (elastic()) {
+            device_.run_behind_host(options.lead_us);
+            device_.expect_moves(settings.limit != unlimited || settings.soft_limit > 0);
+        }
         restore();
     }
 
@@ -68,8 +72,10 @@ class Replay {
     Group gather(std::size_t begin) const;
     void settle(std::size_t& i);
     bool explained_by_request(const Group& group);
+    bool moves_memory(const Group& group) const;
     void infer_calls(const Group& group, std::size_t begin);
     bool late() const { return !trace_.start.empty(); }
+    bool elastic() const { return allocator_.settings().rules == Rules::elastic; }
     bool follows(const Group& group, std::size_t begin);
     PoolId request_pool(std::size_t i) const;
     PoolId failing_pool(std::size_t i);
@@ -96,6 +102,7 @@ class Replay {
     LateStart late_start_;
     const std::vector<Call>& calls_;
     int requests_since_call_ = 1 << 20;  // the last inferred empty_cache()
+    Bytes recorded_reserved_ = 0;        // by the record's own segment events
     std::size_t end_ = 0;                // events to replay
     std::size_t next_call_ = 0;
     std::vector<Block*> live_;  // by allocation number; null: not live here
@@ -107,9 +114,10 @@ class Replay {
 };
 
 void Replay::restore() {
-    if (allocator_.settings().rules == Rules::elastic) lay_out_anew();
+    const bool anew = elastic() && !options_.compare;
+    if (anew) lay_out_anew();
     for (const auto& saved : trace_.start) {
-        if (allocator_.settings().rules == Rules::elastic) break;
+        if (anew) break;
         if (!saved.arena && !device_.take(saved.range.size))
             throw BadInput("the state before the first event does not fit the capacity");
         for (Block* block : allocator_.restore(saved))
@@ -143,6 +151,7 @@ void Replay::note_start() {
     result_.allocated.bytes = s.allocated_bytes.all.current;
     result_.active.bytes = s.active_bytes.all.current;
     result_.reserved.bytes = s.reserved_bytes.all.current;
+    recorded_reserved_ = result_.reserved.bytes;
 }
 
 ReplayResult Replay::run() {
@@ -374,17 +383,19 @@ void Replay::settle(std::size_t& i) {
     // all, belong to the retry's own wait.
     // A recording that began with releases may have begun amid a request.
     const bool cut = late() && begin == 0 && group_.releases > 0;
-    const bool synchronised =
-        ((group_.releases > 0 && !cut) || owner == Action::oom) && all_pending;
+    const bool retried = group_.releases > 0 && !cut && !elastic();
+    const bool synchronised = (retried || owner == Action::oom) && all_pending;
     group_.waited = synchronised;
     if (!synchronised)
         for (std::size_t event : group_.completions) complete(event);
     log_.clear();
     device_.expect(group_.expected, &log_, owner == Action::oom);
     late_start_.fit_releases(group_.expected);
-    if (group_.releases > 0 && !follows(group_, begin) &&
-        !(requests && explained_by_request(group_)))
-        infer_calls(group_, begin);
+    const auto by_rules = [&] {
+        if (elastic()) return moves_memory(group_);
+        return follows(group_, begin) || (requests && explained_by_request(group_));
+    };
+    if (group_.releases > 0 && !by_rules()) infer_calls(group_, begin);
     if (requests) {
         if (starts_capture(group_.owner)) infer_empty_cache(group_.owner);
         if (owner == Action::alloc)
@@ -397,6 +408,8 @@ void Replay::settle(std::size_t& i) {
     if (synchronised)
         for (std::size_t event : group_.completions) complete(event);
     compare_segments(group_, begin);
+    for (const SegmentEvent& event : group_.expected)
+        recorded_reserved_ += is_release(event.action) ? -event.size : event.size;
     result_.inferred_refusals += device_.refusals();
     device_.expect({}, nullptr, false);
     log_.clear();
@@ -420,6 +433,21 @@ bool Replay::explained_by_request(const Group& group) {
     if (partly && collects_unknown()) return false;
     const Bytes total = allocator_.reserved() + allocator_.segment_for(trace_.size[owner]);
     return total > trace_.recorded_peak || partly;
+}
+
+// Elastic rules: whether the group moves memory rather than that somebody gave it back. Moves take
+// no more than the next chunk needs and the rest of one, and nothing while new memory may be had.
+// The record alone decides: where the GPU was done at another time, memory here lies elsewhere.
+bool Replay::moves_memory(const Group& group) const {
+    if (group.owner < end_ && trace_.action_at(group.owner) == Action::oom) return true;
+    if (group.releases == group.expected.size()) return false;
+    Bytes needed = group.expected[group.releases].size;
+    Bytes spare = needed + elastic_rules::chunk_size(allocator_.settings(), false, unlimited);
+    for (std::size_t k = 0; k < group.releases; ++k) spare -= group.expected[k].size;
+    for (std::size_t k = group.releases + 1; k < group.expected.size(); ++k)
+        if (!is_release(group.expected[k].action)) needed += group.expected[k].size;
+    if (spare < 0 || allocator_.settings().soft_limit > 0) return spare >= 0;
+    return recorded_reserved_ + needed > trace_.recorded_peak;
 }
 
 // Makes releases as recorded where the rules cannot know them: the rest of a release that was

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "engine/allocator.hpp"
+#include "engine/elastic_rules.hpp"
 
 namespace tenure {
 
@@ -88,13 +89,15 @@ std::vector<Piece> tile(const Allocator::SavedSegment& saved) {
 }  // namespace
 
 std::vector<Block*> Allocator::restore(const SavedSegment& saved) {
-    if (is_elastic()) throw UsageError("restore: a recorded segment has PyTorch's layout");
+    if (is_elastic() && !saved.arena)
+        throw UsageError("restore: elastic rules have arenas only, this segment is none");
     const std::vector<Piece> pieces = tile(saved);
-    Home& home = pool_at(saved.pool).half(saved.small).home(saved.stream);
-    Segment& segment = *add_segment(saved.range.address, saved.range.size, home,
-                                    saved.arena ? granule(settings_, saved.small) : 0);
+    Home& home = home_of(pool_at(saved.pool).half(saved.small), saved.stream);
+    const Bytes step = is_elastic() ? elastic_rules::page : granule(settings_, saved.small);
+    Segment& segment =
+        *add_segment(saved.range.address, saved.range.size, home, saved.arena ? step : 0);
     for (const auto& run : saved.mapped)
-        if (!map_chunks(segment, run.address, run.size))
+        if (!(is_elastic() ? map_saved(segment, run) : map_chunks(segment, run.address, run.size)))
             throw BadInput("the saved state needs more memory than the device has");
     std::vector<Block*> restored;
     Block* last = nullptr;

@@ -12,6 +12,7 @@
 
 #include "engine/devices/host_device.hpp"
 #include "engine/devices/virtual_device.hpp"
+#include "engine/elastic_rules.hpp"
 #include "engine/invariants.hpp"
 #include "engine/python/bindings.hpp"
 
@@ -131,11 +132,17 @@ void bind_settings(nb::module_& m) {
             "Microseconds: create, map, access, unmap, release, release a MiB, event.");
 }
 
+Bytes chunk_size(const Settings& settings) {
+    if (settings.rules == Rules::torch) return torch_rules::granule(settings, false);
+    return elastic_rules::chunk_size(settings, false, unlimited);
+}
+
 void bind_rules(nb::module_& m) {
     m.def("round_size", &torch_rules::round_size, "Bytes of the block that a request needs.");
     m.def("should_split", &torch_rules::should_split, nb::arg("settings"), nb::arg("small"),
           nb::arg("rounded"), nb::arg("block_size"),
           "Whether the rest of a free block is cut off when it serves the rounded request.");
+    m.def("chunk_size", &chunk_size, "Bytes of a chunk in the arenas of large pools.");
 }
 
 void bind_devices(nb::module_& m) {

@@ -217,6 +217,12 @@ Bytes limit(int device) {
     return limit;
 }
 
+Bytes total_memory(int device) {
+    Bytes total = 0;
+    on_device(device, [&](DeviceFront& known) { total = known.device.total_memory(); });
+    return total;
+}
+
 void reset_peak(int device) {
     on_device(device, [](DeviceFront& known) { known.allocator.reset_peak(); });
 }
@@ -338,6 +344,7 @@ void bind_changing(LiveClass& live) {
             "empty_cache", [] { front().empty_cache(); }, Unlocked())
         .def_static("set_limit", &set_limit, nb::arg("device"), nb::arg("limit"), Unlocked())
         .def_static("limit", &limit, nb::arg("device"), Unlocked())
+        .def_static("total_memory", &total_memory, nb::arg("device"), Unlocked())
         .def_static("reset_peak", &reset_peak, nb::arg("device"), Unlocked())
         .def_static("reset_accumulated", &reset_accumulated, nb::arg("device"), Unlocked())
         .def_static("create_memory_pool", &create_memory_pool, nb::arg("device"), nb::arg("pool"),

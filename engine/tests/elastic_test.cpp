@@ -412,10 +412,29 @@ void test_second_arena() {
     CHECK(engine.fails(17 * MiB));
 }
 
+// A saved arena comes back with its blocks, its gaps and chunks that can move.
 void test_restore() {
     VirtualDevice device;
-    Allocator allocator(elastic(), device);
-    CHECK_THROWS(allocator.restore({}), UsageError, "PyTorch");
+    Allocator allocator(elastic(12 * MiB, 4 * MiB), device);
+    constexpr Address base = 0x40'0000;
+    Allocator::SavedSegment saved{{base, 64 * MiB}, 0, {}, false, true, {}, {}};
+    saved.mapped = {{base, 6 * MiB}, {base + 8 * MiB, 6 * MiB}};
+    saved.blocks = {{{base, 5 * MiB}, 5 * MiB, false, 0}, {{base + 10 * MiB, MiB}, MiB, true, 1}};
+    const std::vector<Block*> blocks = allocator.restore(saved);
+    CHECK_EQUAL(blocks.size(), 2u);
+    check(allocator);
+    CHECK_EQUAL(device.used(), 12 * MiB);
+    allocator.complete(blocks[1]);
+    allocator.free(blocks[0]);
+    CHECK_EQUAL(allocator.allocate(7 * MiB, 0)->address, base);  // a chunk moved behind the run
+    CHECK_EQUAL(allocator.elastic_statistics().moves, 1);
+    CHECK_EQUAL(device.used(), 12 * MiB);
+    check(allocator);
+
+    CHECK_THROWS(allocator.restore({}), UsageError, "arenas only");
+    saved.mapped = {{base, MiB}};
+    saved.blocks = {};
+    CHECK_THROWS(allocator.restore(saved), BadInput, "whole pages");
 }
 
 void test_empty_cache() {

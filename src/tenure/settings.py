@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 DEFAULT_VERSION = (2, 11)
+RULES = ("elastic", "torch")
+MOST_MEMORY = 1 << 56  # bytes; more than any device has, and twice that still is an address
+MOST_SOFT = 1000.0  # times the live peak; above, it is no limit at all
 INTERVALS = 16  # of roundup_power2_divisions: below 2 MiB, [2, 4) MiB, ... from 32 GiB up
 MOST_MIB = (1 << 43) - 1  # larger numbers mean "unlimited" and would not fit 64 bits as bytes
 
@@ -126,26 +130,34 @@ def parse_alloc_conf(
 
 
 def from_snapshot_settings(
-    recorded: Mapping[str, Any], *, torch_version: tuple[int, int] | None = None
+    recorded: Mapping[str, Any],
+    *,
+    torch_version: tuple[int, int] | None = None,
+    device: int = 0,
 ) -> AllocatorSettings:
     """The settings in force when a snapshot was taken.
 
     The string inside gives what PyTorch does not export by itself: the large segment size and the
-    rounding that follows it. The memory fraction is in no snapshot.
+    rounding that follows it. The memory fraction is in no snapshot of PyTorch's own allocator; the
+    limit under tenure's elastic rules is, since the size of a chunk follows from it.
 
     Args:
         recorded: The snapshot's `allocator_settings`; empty for torch 2.0.
         torch_version: Whose rules hold; 2.11 if not given, since a snapshot does not say.
+        device: Which GPU: under tenure each has a limit of its own.
 
     Raises:
-        BadInputError: A value is not of the kind that PyTorch writes.
+        BadInputError: A value is not of the kind that PyTorch or tenure writes.
     """
+    if _recorded_rules(recorded, device) == "elastic":
+        return _recorded_elastic(recorded, torch_version or DEFAULT_VERSION, device)
     conf = _recorded(recorded, "PYTORCH_CUDA_ALLOC_CONF", str, "")
     large, rounding = _sizes_in(conf)
     ignored = [f"{key}:True" for key in sorted(_NOT_MODELLED) if recorded.get(key) is True]
     return AllocatorSettings(
         torch_version=torch_version or DEFAULT_VERSION,
-        expandable_segments=_recorded(recorded, "expandable_segments", bool, default=False),
+        expandable_segments=_recorded(recorded, "expandable_segments", bool, default=False)
+        and recorded.get("tenure_rules") != "elastic",
         max_split_size=_recorded(recorded, "max_split_size", int, -1),
         max_non_split_rounding=rounding,
         large_segment_size=large,
@@ -156,6 +168,21 @@ def from_snapshot_settings(
         conf=conf,
         ignored=tuple(ignored),
     )
+
+
+def recorded_version(recorded: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The torch version that a snapshot of tenure's names; None for PyTorch's, which name none.
+
+    Raises:
+        BadInputError: It is not one that tenure writes.
+    """
+    version = recorded.get("tenure_torch_version")
+    if version is None:
+        return None
+    numbers = version if isinstance(version, list) else []
+    if len(numbers) != 2 or not all(type(n) is int and 0 <= n < 1000 for n in numbers):
+        raise _never_written("tenure_torch_version", version)
+    return numbers[0], numbers[1]
 
 
 def to_conf(settings: AllocatorSettings) -> str:
@@ -423,8 +450,61 @@ def _recorded(
 ) -> Any:
     value = recorded.get(key, default)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise BadInputError(f"allocator_settings: {key} is {value!r}, which PyTorch never writes")
+        raise _never_written(key, value)
     return value
+
+
+def _never_written(key: str, value: object) -> BadInputError:
+    writer = "tenure" if key.startswith("tenure") else "PyTorch"
+    shown = reprlib.repr(value)
+    return BadInputError(f"allocator_settings: {key} is {shown}, which {writer} never writes")
+
+
+def _recorded_rules(recorded: Mapping[str, Any], device: int) -> str:
+    """The rules of one GPU: where it cannot map memory, they are torch's whatever was asked for."""
+    asked = _recorded(recorded, "tenure_rules", str, "torch")
+    rules = _of_device(recorded, device).get("rules", asked)
+    for name in (asked, rules):
+        if name not in RULES:
+            raise BadInputError(
+                f"allocator_settings: tenure_rules is {reprlib.repr(name)}; this tenure knows "
+                f"{' and '.join(RULES)}. Read the file with the version that wrote it, or a newer "
+                "one"
+            )
+    return str(rules)
+
+
+def _recorded_elastic(
+    recorded: Mapping[str, Any], version: tuple[int, int], device: int
+) -> AllocatorSettings:
+    """What elastic rules heed; PyTorch's settings have no meaning there but are told."""
+    mine = _of_device(recorded, device)
+    limit = mine.get("limit", -1)
+    total = mine.get("total_memory", AllocatorSettings.device_memory)
+    if type(limit) is not int or limit < -1:
+        raise _never_written(f"tenure_devices[{device}].limit", limit)
+    if type(total) is not int or not 0 < total <= MOST_MEMORY:
+        raise _never_written(f"tenure_devices[{device}].total_memory", total)
+    soft = float(_recorded(recorded, "tenure_soft_limit", (int, float), 0.0))
+    if soft and not soft >= 1:  # nor if it is no number
+        raise _never_written("tenure_soft_limit", soft)
+    return AllocatorSettings(
+        torch_version=version,
+        expandable_segments=True,
+        limit=limit,
+        device_memory=total,
+        rules="elastic",
+        soft_limit=min(soft, MOST_SOFT),
+        conf=_recorded(recorded, "PYTORCH_CUDA_ALLOC_CONF", str, ""),
+    )
+
+
+def _of_device(recorded: Mapping[str, Any], device: int) -> dict[str, Any]:
+    devices = _recorded(recorded, "tenure_devices", dict, {})
+    mine = devices.get(device, {})
+    if not isinstance(mine, dict):
+        raise _never_written(f"tenure_devices[{device}]", mine)
+    return mine
 
 
 def _recorded_divisions(recorded: Mapping[str, Any]) -> tuple[int, ...]:

@@ -45,7 +45,7 @@ def replay(
     conf: str | None = None,
     capacity: int | str | None = None,
     torch_version: tuple[int, int] | None = None,
-    rules: str = "torch",
+    rules: str | None = None,
     timeline: bool = False,
 ) -> Replay:
     """Puts a recorded trace through the allocator, as it was or under other settings.
@@ -56,7 +56,7 @@ def replay(
             address, segment and end block is compared with the record.
         capacity: Limit on reserved memory: bytes, or "14GiB".
         torch_version: Whose rules hold.
-        rules: "torch", or "elastic": ours, which take no `conf`.
+        rules: "torch", or "elastic": ours, which take no `conf`; default: the recorded ones.
         timeline: Keep the four byte counts after every event.
 
     Raises:

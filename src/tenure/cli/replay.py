@@ -25,7 +25,9 @@ from tenure.cli.options import (
     "--capacity", metavar="SIZE", callback=as_size, help="Limit on reserved memory, such as 14GiB."
 )
 @click.option(
-    "--rules", type=click.Choice(["torch", "elastic"]), default="torch", help="Whose rules."
+    "--rules",
+    type=click.Choice(["torch", "elastic"]),
+    help="Whose rules; default: the recorded ones.",
 )
 @file_options
 def command(files: tuple[str, ...], **options: Any) -> int:

@@ -17,9 +17,14 @@ HARMLESS = 1.05  # of the peak, for a setting that makes the card smaller
 
 
 def settings_advice(evidence: Evidence) -> tuple[Advice, ...]:
-    """Settings that lower the peak reserved or the smallest card, best first."""
+    """Settings that lower the peak reserved or the smallest card, best first.
+
+    None for a run under elastic rules, which heed no settings.
+    """
+    if evidence.elastic:
+        return ()
     before = evidence.as_recorded
-    same = evidence.candidates[before.conf]
+    same = evidence.candidates[evidence.setting]
     limit = _limit_met(evidence)
     better = [
         candidate

@@ -35,11 +35,13 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     if back < max(AGAIN * returned, LEAST_BYTES):
         return ()
     line = evidence.line_of_event(calls[len(calls) // 2])
+    asked = "cudaFree and cudaMalloc, which wait for the device"
+    if evidence.elastic:
+        asked = "chunks unmapped, which waits for the device, and mapped"
     lines = [
         (
             f"each call returned {int(released.sum()) / len(calls):.1f} segments or ranges on "
-            f"average; afterwards {int(given.sum()):,} were asked for anew: cudaFree and "
-            "cudaMalloc, which wait for the device"
+            f"average; afterwards {int(given.sum()):,} were asked for anew: {asked}"
         )
     ]
     if line:

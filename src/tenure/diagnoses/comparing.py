@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SAME_RUN = 0.5  # of the smaller one's segments, at equal addresses: one process, two moments
 LINE = re.compile(r":\d+")
 NOT_COMPARED = {"conf", "ignored", "device_memory"}
+HEEDED = {"rules", "torch_version", "limit", "soft_limit"}  # also where one is under elastic rules
 
 
 @dataclass(frozen=True)
@@ -220,6 +221,9 @@ def _change(before: Share | None, after: Share | None) -> Change:
 
 
 def _setting_changes(before: Trace, after: Trace) -> tuple[SettingChange, ...]:
+    names = {field.name for field in fields(before.settings)} - NOT_COMPARED
+    if "elastic" in {before.settings.rules, after.settings.rules}:
+        names &= HEEDED
     return tuple(
         SettingChange(
             field.name,
@@ -227,6 +231,6 @@ def _setting_changes(before: Trace, after: Trace) -> tuple[SettingChange, ...]:
             str(getattr(after.settings, field.name)),
         )
         for field in fields(before.settings)
-        if field.name not in NOT_COMPARED
+        if field.name in names
         and getattr(before.settings, field.name) != getattr(after.settings, field.name)
     )

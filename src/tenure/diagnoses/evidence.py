@@ -183,12 +183,22 @@ class Evidence:
         sizes = exact_block_sizes(self.recorded.trace, self.allocated)
         return stream_usage(self.recorded.trace, sizes)
 
+    @property
+    def elastic(self) -> bool:
+        """Whether the run was under tenure's own rules: settings of PyTorch had no effect."""
+        return self.trace.settings.rules == "elastic"
+
+    @property
+    def setting(self) -> str:
+        """The recorded settings as `candidates` names them."""
+        return ELASTIC if self.elastic else self.trace.settings.conf
+
     @cached_property
     def candidates(self) -> dict[str, Candidate]:
         """The trace under other settings, by configuration string, and under our own rules."""
         self._progress("replaying under other settings")
-        recorded = self.trace.settings.conf
-        confs = dict.fromkeys((recorded, DEFAULT, *TRIED))
+        recorded = () if self.elastic else (self.setting,)
+        confs = dict.fromkeys((*recorded, DEFAULT, *TRIED))
         if self.pins_matter and len(self.trace.events) <= FEW_EVENTS:
             sizes = split_sizes(self.trace)[:1]  # what recurs and must not be split
             confs |= dict.fromkeys(f"max_split_size_mb:{size}" for size in sizes)
@@ -205,10 +215,13 @@ class Evidence:
     @cached_property
     def as_recorded(self) -> Candidate:
         """The recorded settings as one of the candidates, with the recorded peak."""
-        tried = self.candidates[self.trace.settings.conf]
+        tried = self.candidates[self.setting]
         if self.capacity is not None:
             return tried
-        return replace(tried, peak_reserved=self.recorded.peak.reserved)
+        peak = self.recorded.peak.reserved
+        if self.elastic and self.recorded.recorded_reserved is not None:
+            peak = self.recorded.recorded_reserved
+        return replace(tried, peak_reserved=peak)
 
     def by_site(self, layout: Layout) -> tuple[Share, ...]:
         """Live bytes by category and line, most first."""
@@ -309,9 +322,11 @@ class Evidence:
 
 
 def limit_of(evidence: Evidence) -> int | None:
-    """The limit in bytes that the run met: the one asked about, or what the record shows."""
+    """The limit in bytes that the run met: asked about, recorded, or what the record shows."""
     if evidence.capacity is not None:
         return evidence.capacity
+    if evidence.trace.settings.limit >= 0:
+        return evidence.trace.settings.limit
     shown = evidence.recorded.limit_range
     return shown[0] if shown else None
 

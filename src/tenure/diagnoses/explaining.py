@@ -143,7 +143,7 @@ def find_all(evidence: Evidence) -> list[Finding]:
 def _worth_showing(evidence: Evidence, findings: list[Finding]) -> tuple[Candidate, ...]:
     """The settings tried; those that were derived from the trace only where they are advised."""
     advised = {advice.conf for finding in findings for advice in finding.advice}
-    usual = {evidence.trace.settings.conf, DEFAULT, ELASTIC, *TRIED}
+    usual = {evidence.setting, DEFAULT, ELASTIC, *TRIED}
     tried = evidence.candidates.items()
     return tuple(candidate for name, candidate in tried if name in usual or name in advised)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tenure.diagnoses.advice import settings_advice, worth_a_setting
 from tenure.diagnoses.finding import Finding, Severity
 from tenure.diagnoses.naming import age, at
-from tenure.diagnoses.split import GRANULE, Holes, find_holes, pins
+from tenure.diagnoses.split import Holes, find_holes, pins
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
@@ -65,12 +65,18 @@ def _evidence(evidence: Evidence, layout: Layout, holes: Holes, event: int) -> l
             "smaller request was served from, too small for what came later; the largest is "
             f"{format_bytes(holes.largest_remainder)}"
         )
-    lines.append(
-        "PyTorch cannot return these bytes, empty_cache() neither; only requests that fit a piece "
-        "can use them"
-    )
+    if evidence.elastic:
+        lines.append(
+            f"a chunk ({format_bytes(layout.chunk)} here) moves only where all of it is free: "
+            "these bytes serve only requests of their stream that fit a piece"
+        )
+    else:
+        lines.append(
+            "PyTorch cannot return these bytes, empty_cache() neither; only requests that fit a "
+            "piece can use them"
+        )
     if holes.holes > holes.remainders and not evidence.trace.settings.expandable_segments:
-        lines.append(_page_line(holes))
+        lines.append(_page_line(holes, layout.chunk))
     for pin in pins(layout)[:PINS_SHOWN]:
         number = int(layout.allocation[pin.row])
         lines.append(
@@ -81,9 +87,9 @@ def _evidence(evidence: Evidence, layout: Layout, holes: Holes, event: int) -> l
     return lines
 
 
-def _page_line(holes: Holes) -> str:
-    chunk = format_bytes(GRANULE[False])
-    if holes.largest < GRANULE[False]:
+def _page_line(holes: Holes, granule: int) -> str:
+    chunk = format_bytes(granule)
+    if holes.largest < granule:
         return (
             f"the holes are smaller than {chunk}, which is what expandable_segments can unmap at a "
             "time: it would not give them back"

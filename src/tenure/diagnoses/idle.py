@@ -40,10 +40,7 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
                 f"not been used since event {last:,} of {len(trace.events):,}"
             ),
             (
-                (
-                    "a larger phase before needed it; PyTorch keeps it in case it comes back, and "
-                    "returns it by itself when memory runs short in this process"
-                ),
+                _why_kept(evidence),
                 f"{format_bytes(max(biggest, 0))} less is live at the end than at the live peak",
             ),
             (
@@ -54,6 +51,18 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
             ),
             Confidence.MEASURED,
         ),
+    )
+
+
+def _why_kept(evidence: Evidence) -> str:
+    if evidence.elastic:
+        return (
+            "a larger phase before needed it; tenure keeps it in case it comes back, and moves it "
+            "to where memory is needed when it runs short in this process"
+        )
+    return (
+        "a larger phase before needed it; PyTorch keeps it in case it comes back, and returns it "
+        "by itself when memory runs short in this process"
     )
 
 

@@ -6,7 +6,7 @@ from tenure.diagnoses.advice import settings_advice
 from tenure.diagnoses.evidence import EXPANDABLE, Evidence, Share, limit_of
 from tenure.diagnoses.finding import Advice, Finding, Severity
 from tenure.diagnoses.naming import age, kind, stream_name
-from tenure.diagnoses.split import GRANULE, Split, find_holes, is_private, pins, split_reserved
+from tenure.diagnoses.split import Split, find_holes, is_private, pins, split_reserved
 from tenure.replays import Layout, OutOfMemory
 from tenure.traces import BlockState
 from tenure.units import GIB, format_bytes
@@ -20,7 +20,8 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
         return ()
     split = split_reserved(layout, failed.stream)
     limit = limit_of(evidence)
-    within_reach = split.cached + split.pending.bytes + _free(limit, split) >= failed.segment
+    needed = failed.requested if evidence.elastic else failed.segment
+    within_reach = split.cached + split.pending.bytes + _free(limit, split) >= needed
     cause = "and not for lack of memory" if within_reach else "for lack of memory"
     title = (
         f"out of memory, {cause}: {format_bytes(failed.requested)} asked for at event "
@@ -66,7 +67,8 @@ def _evidence(
     if line:
         lines.append(f"asked for by {line}, on {stream_name(failed.stream)}")
     if limit is not None:
-        known = "limit" if evidence.capacity is not None else "limit, as far as the record shows,"
+        named = evidence.capacity is not None or evidence.trace.settings.limit >= 0
+        known = "limit" if named else "limit, as far as the record shows,"
         pending = f" + pending {_gib(split.pending.bytes)}" if split.pending.bytes else ""
         lines.append(
             f"{known} {_gib(limit)} GiB = live {_gib(split.live.bytes)}{pending} + cached "
@@ -78,14 +80,14 @@ def _evidence(
             f"the cached {format_bytes(int(sizes.sum()))} is in {len(sizes):,} pieces, the largest "
             f"{format_bytes(int(sizes.max()))}:"
         )
-        lines += _pieces(split)
+        lines += _pieces(split, elastic=evidence.elastic)
     largest = largest_servable(layout, split, limit, failed.stream)
     lines.append(f"the largest request that could have been served: {format_bytes(largest)}")
-    if failed.segment > failed.requested:
+    if failed.segment > failed.requested and not evidence.elastic:
         lines.append(
             f"PyTorch asked the driver for a segment of {format_bytes(failed.segment)} to serve it"
         )
-    if failed.pending_would_fit:
+    if failed.pending_would_fit and not evidence.elastic:
         lines.append(
             "a block that fits was waiting for another stream and became free during the failing "
             "call: the same request, tried once more, would have been served (pytorch#189504)"
@@ -96,14 +98,21 @@ def _evidence(
     return lines
 
 
-def _pieces(split: Split) -> list[str]:
-    parts = (
-        (split.remainders, "pinned by live neighbours in their segments"),
-        (split.whole, "whole segments, which PyTorch returned before it failed"),
-        (split.other_streams, "in the pools of other streams, which this stream cannot use"),
-        (split.private, "in private pools (CUDA graphs, MemPools)"),
-    )
-    return [f"    {format_bytes(part.bytes)}  {what}" for part, what in parts if part.bytes]
+def _pieces(split: Split, *, elastic: bool) -> list[str]:
+    own, whole, others = split.remainders.bytes, split.whole.bytes, split.other_streams.bytes
+    parts = [
+        (own, "pinned by live neighbours in their segments"),
+        (whole, "whole segments, which PyTorch returned before it failed"),
+        (others, "in the pools of other streams, which this stream cannot use"),
+    ]
+    if elastic:
+        movable = sum(share.whole for share in split.pools if share.pool == (0, 0))
+        parts = [
+            (own + whole + others - movable, "pinned by live neighbours in their chunks"),
+            (movable, "in whole chunks, which elastic rules move to where they are needed"),
+        ]
+    parts.append((split.private.bytes, "in private pools (CUDA graphs, MemPools)"))
+    return [f"    {format_bytes(size)}  {what}" for size, what in parts if size]
 
 
 def _device(evidence: Evidence, failed: OutOfMemory) -> list[str]:
@@ -119,8 +128,8 @@ def _device(evidence: Evidence, failed: OutOfMemory) -> list[str]:
         )
     lines = [
         (
-            f"the driver had {format_bytes(use.free)} free on the device, PyTorch held "
-            f"{format_bytes(use.reserved)}{rest}"
+            f"the driver had {format_bytes(use.free)} free on the device, "
+            f"{'tenure' if evidence.elastic else 'PyTorch'} held {format_bytes(use.reserved)}{rest}"
         )
     ]
     if use.free >= failed.segment:
@@ -162,10 +171,12 @@ def _since(evidence: Evidence, number: int, event: int) -> str:
 def _unhelpful(evidence: Evidence, layout: Layout, failed: OutOfMemory) -> list[str]:
     """Why the setting that PyTorch's message names does not help, where it does not."""
     tried = evidence.candidates.get(EXPANDABLE)
-    if tried is None or _saves(evidence, tried.smallest_capacity, fits=tried.fits):
+    if evidence.elastic or tried is None:
+        return []
+    if _saves(evidence, tried.smallest_capacity, fits=tried.fits):
         return []
     holes = find_holes(layout, failed.stream)
-    chunk = GRANULE[False]
+    chunk = layout.chunk
     named = "expandable_segments, which PyTorch's message names,"
     if evidence.trace.settings.expandable_segments:
         named += " was on already"
@@ -190,9 +201,10 @@ def _advice(evidence: Evidence, failed: OutOfMemory, *, within_reach: bool) -> t
     before = evidence.as_recorded
     advice = list(settings_advice(evidence))
     if not within_reach and not advice:
+        nothing = "nothing that moves" if evidence.elastic else "no setting tried"
         advice.append(
             Advice(
-                "no setting tried makes it fit: less has to be live (a smaller batch, gradient "
+                f"{nothing} makes it fit: less has to be live (a smaller batch, gradient "
                 "checkpointing, accumulation), or the card has to be larger"
             )
         )
@@ -202,6 +214,6 @@ def _advice(evidence: Evidence, failed: OutOfMemory, *, within_reach: bool) -> t
             f"{format_bytes(before.smallest_capacity)}"
         )
     )
-    if failed.pending_would_fit:
+    if failed.pending_would_fit and not evidence.elastic:
         advice.append(Advice("catch the error and try the same request once more"))
     return tuple(advice)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tenure.diagnoses.finding import Advice, Confidence, Finding, Severity
+from tenure.traces import Note
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
     from tenure.diagnoses.evidence import Evidence
-    from tenure.traces import Note
 
 LEAST_SHARE = 0.05  # of live bytes at the peak
 
@@ -25,7 +25,25 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
 def notes_of(evidence: Evidence) -> tuple[Note, ...]:
     """The reader's notes; that it began late is left out where a better reason is known."""
     better = bool(_truncated(evidence)) or not len(evidence.trace.events)
-    return tuple(n for n in evidence.trace.notes if not (better and n.code == "trace.late"))
+    notes = tuple(n for n in evidence.trace.notes if not (better and n.code == "trace.late"))
+    return (*notes, *_otherwise(evidence))
+
+
+def _otherwise(evidence: Evidence) -> tuple[Note, ...]:
+    """Elastic rules: that memory moved otherwise in the process, as far as it matters here."""
+    replay = evidence.recorded
+    recorded, ours = replay.recorded_reserved, replay.peak.reserved
+    if not evidence.elastic or not len(evidence.trace.events) or recorded == ours:
+        return ()
+    return (
+        Note(
+            "trace.ambiguous",
+            f"peak reserved is {format_bytes(recorded or 0)} in the record and "
+            f"{format_bytes(ours)} in the replay that all below is taken from: elastic rules move "
+            "what the GPU is done with, and when that was, or a limit that changed, is not in the "
+            "record",
+        ),
+    )
 
 
 def _truncated(evidence: Evidence) -> tuple[Finding, ...]:

@@ -21,9 +21,11 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
     retries = [e for e in evidence.replay.retries if failed is None or e != failed.event]
     if not retries:
         return ()
-    returned = _returned(evidence, retries)
     times = "once" if len(retries) == 1 else f"{len(retries):,} times"
     events = some([f"{event:,}" for event in retries], 8)
+    if evidence.elastic:
+        return (_waits(times, events),)
+    returned = _returned(evidence, retries)
     return (
         Finding(
             "cache.retries",
@@ -42,6 +44,20 @@ def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
                 ),
             ),
             settings_advice(evidence),
+        ),
+    )
+
+
+def _waits(times: str, events: str) -> Finding:
+    """Elastic rules: nothing free could be moved until work on it was over."""
+    return Finding(
+        "cache.retries",
+        Severity.WARNING,
+        0,
+        f"memory was short {times}: the host had to wait for work on memory that was freed",
+        (
+            f"at events {events}, as replayed: when the GPU was done is not in the record",
+            "a wait lets the GPU run dry; less live, or a larger limit, avoids it",
         ),
     )
 

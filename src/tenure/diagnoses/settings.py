@@ -21,7 +21,9 @@ COMPARED = {
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
-    """Settings of the recording that do nothing, or defeat each other."""
+    """Settings of the recording that do nothing, or defeat each other; elastic rules have none."""
+    if evidence.elastic:
+        return ()
     settings = evidence.trace.settings
     if evidence.capacity is not None:
         settings = replace(settings, limit=evidence.capacity)

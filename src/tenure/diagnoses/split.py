@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tenure.replays import Layout
 
-GRANULE = {True: 2 << 20, False: 20 << 20}  # bytes of a chunk in small and large pools
+SMALL_CHUNK = 2 << 20  # bytes, in small pools
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def returnable_bytes(layout: Layout) -> NDArray[np.int64]:
     alone = ~_has_neighbour(layout)
     cached = layout.state == BlockState.CACHED
     plain = np.where(cached & alone, layout.size, 0)
-    granule = np.where(layout.small != 0, GRANULE[True], GRANULE[False]).astype(np.int64)
+    granule = np.where(layout.small != 0, SMALL_CHUNK, layout.chunk).astype(np.int64)
     # Chunks of an arena are counted from its run: runs begin at a chunk's edge.
     begin = (layout.address - layout.segment).astype(np.int64)
     inner = (begin + layout.size) // granule * granule - -(-begin // granule) * granule

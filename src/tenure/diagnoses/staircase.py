@@ -21,7 +21,12 @@ DISTINCT_SIZES = 4  # of one line's requests, above which sizes vary
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
-    """One finding if much is cached whole at the peak although requests keep coming."""
+    """One finding if much is cached whole at the peak although requests keep coming.
+
+    Under elastic rules whole chunks go where requests need them, whatever their sizes.
+    """
+    if evidence.elastic:
+        return ()
     split, live = evidence.split, evidence.recorded.peak.allocated
     whole = split.whole.bytes
     if not len(evidence.trace.events) or split.reserved - live < LEAST_UNUSED * split.reserved:

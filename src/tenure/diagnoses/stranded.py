@@ -19,9 +19,9 @@ DONE = 0.5  # of the recording's events, without a request
 
 
 def diagnose(evidence: Evidence) -> tuple[Finding, ...]:
-    """One finding for all streams that keep memory from the others."""
+    """One finding for all streams that keep memory from the others; elastic rules move it."""
     usages = evidence.streams
-    if len(usages) < 2 or not len(evidence.trace.events):
+    if evidence.elastic or len(usages) < 2 or not len(evidence.trace.events):
         return ()
     idle = [u for u in usages if _is_done(evidence, u) and u.cached_end]
     kept = sum(u.cached_end for u in idle)

@@ -27,7 +27,8 @@ class Tuning:
         live_peak: Bytes that tensors held at most: the bound.
         candidates: What was tried.
         recorded: The settings of the recording, tried.
-        best: The torch setting that fits and needs the smallest card; None if none fits.
+        best: The setting that fits and needs the smallest card, of the rules of the recording: no
+            other can be set where the run is; None if none fits.
         plan: The best placement found with all requests known beforehand.
     """
 
@@ -67,7 +68,7 @@ def tune(
         capacity=capacity,
         live_peak=live_peak(trace),
         candidates=candidates,
-        recorded=as_recorded(candidates, trace),
-        best=best(candidates),
+        recorded=as_recorded(candidates, trace, capacity),
+        best=best(candidates, trace.settings.rules),
         plan=plan(trace),
     )

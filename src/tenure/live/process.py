@@ -16,12 +16,11 @@ from typing import Any, ParamSpec
 from tenure import _engine
 from tenure.errors import UsageError
 from tenure.live.oom import Host
-from tenure.settings import AllocatorSettings, engine_settings, parse_alloc_conf
+from tenure.settings import RULES, AllocatorSettings, engine_settings, parse_alloc_conf
 from tenure.units import format_bytes, parse_size
 
 # As PyTorch reads them: the first that is set holds.
 CONF_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-RULES = ("elastic", "torch")
 SMALLEST = 2 << 20  # bytes: the driver gives no less at once
 
 _Given = ParamSpec("_Given")

@@ -66,6 +66,19 @@ def _settings() -> _Plain:
         "expandable_segments": settings.expandable_segments or settings.rules == "elastic",
         "roundup_power2_divisions": {str(1 << i): each for i, each in enumerate(divisions)},
         "tenure_rules": settings.rules,
+        "tenure_torch_version": list(settings.torch_version),
+        "tenure_soft_limit": settings.soft_limit,
+        "tenure_devices": {device: _device(device) for device in _engine.Live.devices()},
+    }
+
+
+def _device(device: int) -> _Plain:
+    """What a replay needs to know of one GPU: elastic rules follow from its limit and size."""
+    is_elastic = _engine.Live.elastic_statistics(device) is not None
+    return {
+        "rules": "elastic" if is_elastic else "torch",
+        "limit": _engine.Live.limit(device),
+        "total_memory": _engine.Live.total_memory(device),
     }
 
 

@@ -98,7 +98,9 @@ def _settings(trace: Trace, trial: Trial) -> AllocatorSettings:
     base = AllocatorSettings(device_memory=trace.settings.device_memory)
     version = trace.settings.torch_version
     settings = parse_alloc_conf(trial.conf, torch_version=version, base=base)
-    return settings if trial.rules == settings.rules else replace(settings, rules=trial.rules)
+    if trial.rules == settings.rules:
+        return settings
+    return replace(settings, rules=trial.rules, soft_limit=trace.settings.soft_limit)
 
 
 def _try(

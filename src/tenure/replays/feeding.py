@@ -49,7 +49,7 @@ def feed(
         allocations=len(trace.allocations),
         calls=calls,
         known_calls=_known_calls(trace) if compare else [],
-        recorded_peak=_recorded_peak(trace) if compare else 0,
+        recorded_peak=recorded_peak(trace) if compare else 0,
         compare=compare,
         slack=[(b.allocation, b.slack) for s in trace.start for b in s.blocks if b.slack],
         **options,
@@ -70,7 +70,7 @@ def _saved(segment: StartSegment, pools: tuple[tuple[int, int], ...]) -> tuple[A
     )
 
 
-def _recorded_peak(trace: Trace) -> int:
+def recorded_peak(trace: Trace) -> int:
     """Most bytes reserved at any time of the recording, from its segment events alone."""
     events = trace.events
     sign = np.zeros(len(Action), np.int64)

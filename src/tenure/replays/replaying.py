@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tenure import _engine
 from tenure.errors import BadInputError, UsageError
-from tenure.replays.feeding import Call, feed
+from tenure.replays.feeding import Call, feed, recorded_peak
 from tenure.replays.result import (
     ByteCounts,
     Divergence,
@@ -18,7 +19,7 @@ from tenure.replays.result import (
     Timeline,
     byte_counts,
 )
-from tenure.settings import AllocatorSettings, parse_alloc_conf
+from tenure.settings import AllocatorSettings, engine_settings, parse_alloc_conf
 from tenure.units import parse_size
 
 if TYPE_CHECKING:
@@ -33,21 +34,22 @@ def replay(
     conf: str | None = None,
     capacity: int | str | None = None,
     torch_version: tuple[int, int] | None = None,
-    rules: str = "torch",
+    rules: str | None = None,
     timeline: bool = False,
 ) -> Replay:
     """Puts a recorded trace through the engine.
 
-    Without `conf`, or with the recorded one, every address, every segment event and the end state
-    are compared with the record. Under other settings or rules the result is what would have
-    happened.
+    Without `conf` and `rules`, or with the recorded ones, every address, every segment event and
+    the end state are compared with the record. Under other settings or rules the result is what
+    would have happened.
 
     Args:
         trace: What to replay.
         conf: Allocator settings as in PYTORCH_CUDA_ALLOC_CONF; default: the recorded ones.
         capacity: Limit on reserved bytes (the memory fraction): bytes, or "14GiB".
         torch_version: Whose rules hold, such as (2, 13); default: what the file shows.
-        rules: "torch", or "elastic": ours, which take no `conf` (docs/elastic.md).
+        rules: "torch", or "elastic": ours, which take no `conf` (docs/elastic.md); default: the
+            recorded ones.
         timeline: Keep the four byte counts after every event.
 
     Raises:
@@ -76,14 +78,20 @@ def asked_settings(
     conf: str | None,
     capacity: int | str | None,
     torch_version: tuple[int, int] | None = None,
-    rules: str = "torch",
+    rules: str | None = None,
 ) -> AllocatorSettings:
     """The recorded settings with what the caller asked for in their place."""
-    if rules == "elastic" and conf:
-        raise UsageError(
-            f"{conf}: these are settings of PyTorch's rules; elastic rules need none of them"
-        )
     settings = trace.settings
+    recorded, rules = settings.rules, rules or settings.rules
+    if rules == "elastic" and conf:
+        hint = ""
+        if recorded == "elastic":
+            hint = '. The run was recorded under elastic rules: add --rules torch (rules="torch")'
+        raise UsageError(
+            f"{conf}: these are settings of PyTorch's rules; elastic rules need none of them{hint}"
+        )
+    if rules == "torch" and recorded == "elastic" and conf is None:
+        conf = settings.conf  # heeded by no rules then, but in force without tenure
     version = torch_version or settings.torch_version
     if conf is not None:
         settings = parse_alloc_conf(
@@ -91,6 +99,8 @@ def asked_settings(
             torch_version=version,
             base=AllocatorSettings(device_memory=settings.device_memory),
         )
+        if recorded == "elastic":
+            settings = replace(settings, limit=trace.settings.limit)
     settings = replace(settings, torch_version=version, rules=rules)
     if capacity is None:
         return settings
@@ -139,14 +149,13 @@ def state_at(
         settings: Under which settings; default: the recorded ones.
         calls: For a what-if those of `recorded_replay(trace)`; None: held against the record.
     """
-    plain = feed(
-        trace,
-        settings or trace.settings,
-        calls=calls or [],
-        compare=calls is None,
-        until=events,
-    )
-    return Layout(**plain["blocks"])
+    chosen = settings or trace.settings
+    plain = feed(trace, chosen, calls=calls or [], compare=calls is None, until=events)
+    return _layout(plain, chosen)
+
+
+def _layout(plain: dict[str, Any], settings: AllocatorSettings) -> Layout:
+    return Layout(**plain["blocks"], chunk=_engine.chunk_size(engine_settings(settings)))
 
 
 def _run(
@@ -162,7 +171,7 @@ def _run(
     else:
         plain = feed(trace, settings, calls=calls or [], compare=False, timeline=timeline)
     peak = byte_counts(plain["peaks"], "bytes")
-    blocks = Layout(**plain["blocks"])
+    blocks = _layout(plain, settings)
     statistics = plain["statistics"]
     oom = plain["first_oom"]
     diverged = plain["divergence_event"] >= 0
@@ -182,6 +191,7 @@ def _run(
         first_oom=OutOfMemory(**oom) if oom else None,
         chunk_moves=plain["chunk_moves"],
         stall_seconds=plain["stall_seconds"] if settings.rules == "elastic" else None,
+        recorded_reserved=recorded_peak(trace) if compare else None,
         elastic=plain["elastic"],
         retries=tuple(plain["retries"].tolist()),
         calls=tuple(plain["calls"]),

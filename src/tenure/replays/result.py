@@ -93,6 +93,7 @@ class Layout:
         allocation: Number of the trace's allocation that the block serves, or served last; -1.
         pool_capture: First part of the pool's id.
         pool_user: Second part.
+        chunk: Bytes of a chunk in the arenas of large pools; one number, not a column.
     """
 
     segment: NDArray[np.uint64]
@@ -106,6 +107,7 @@ class Layout:
     allocation: NDArray[np.int64]
     pool_capture: NDArray[np.uint64]
     pool_user: NDArray[np.uint64]
+    chunk: int
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class Replay:
         chunk_moves: Chunks taken from free memory for a request; 0 under torch rules.
         stall_seconds: Estimated time in driver calls after each chunk's first mapping, without
             waits; None under torch rules, which are not charged here.
+        recorded_reserved: Peak reserved bytes as the record's own segment events give them; None if
+            not compared.
         elastic: Every counter of elastic rules; all zero under torch rules.
         retries: Events whose request made the allocator return its whole cache first.
         calls: empty_cache() and the like, inferred from the releases they caused.
@@ -165,6 +169,7 @@ class Replay:
     first_oom: OutOfMemory | None
     chunk_moves: int
     stall_seconds: float | None
+    recorded_reserved: int | None
     elastic: Mapping[str, float]
     retries: tuple[int, ...]
     calls: tuple[Call, ...]

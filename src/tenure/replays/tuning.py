@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tenure.replays.candidates import Candidate, Trial, try_settings
+from tenure.replays.feeding import recorded_peak
 from tenure.replays.replaying import recorded_replay
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def trials(trace: Trace, capacity: int | None) -> tuple[Trial, ...]:
     if capacity is not None:
         confs += [f"garbage_collection_threshold:{value}" for value in COLLECT]
         confs.append("garbage_collection_threshold:0.6,max_split_size_mb:128")
-    if trace.settings.conf not in confs:
+    if trace.settings.rules == "torch" and trace.settings.conf not in confs:
         confs.append(trace.settings.conf)
     return (*(Trial("torch", conf) for conf in confs), Trial("elastic", ""))
 
@@ -123,10 +124,16 @@ def best(candidates: tuple[Candidate, ...], rules: str = "torch") -> Candidate |
     return min(near, key=lambda c: (c.peak_reserved > 1.1 * least, c.stall_seconds, len(c.conf)))
 
 
-def as_recorded(candidates: tuple[Candidate, ...], trace: Trace) -> Candidate:
+def as_recorded(
+    candidates: tuple[Candidate, ...], trace: Trace, capacity: int | None = None
+) -> Candidate:
     """The recorded settings as tried, with the recorded peak where nothing was guessed."""
-    mine = next(c for c in candidates if c.rules == "torch" and c.conf == trace.settings.conf)
-    if trace.settings.limit >= 0:
+    settings = trace.settings
+    if settings.rules == "elastic":
+        mine = next(c for c in candidates if c.rules == "elastic")
+        return mine if capacity else replace(mine, peak_reserved=recorded_peak(trace))
+    mine = next(c for c in candidates if c.rules == "torch" and c.conf == settings.conf)
+    if settings.limit >= 0:
         return mine
     recorded = recorded_replay(trace).peak.reserved
     return replace(mine, peak_reserved=recorded) if mine.retries == 0 else mine

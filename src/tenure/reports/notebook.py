@@ -41,6 +41,8 @@ def replay_html(replay: Replay) -> str:
         for name in peak
     )
     conf = escape(visible(replay.settings.conf or "default settings"))
+    if replay.settings.rules == "elastic":
+        conf = "tenure's elastic rules"
     title = "exact" if replay.exact else "as recorded" if replay.compared else "what if"
     return (
         f"<table><caption>{len(replay.trace.events):,} events replayed ({title}), {conf}</caption>"

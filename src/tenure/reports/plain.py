@@ -17,6 +17,7 @@ def replay_dict(replay: Replay, file: str, load_seconds: float) -> dict[str, Any
         "file": file,
         "device": replay.trace.device,
         "rules": settings.rules,
+        "recorded_rules": replay.trace.settings.rules,
         "torch_version": ".".join(map(str, settings.torch_version)),
         "conf": settings.conf if settings.rules == "torch" else "",
         "capacity": settings.limit if settings.limit >= 0 else None,
@@ -32,6 +33,7 @@ def replay_dict(replay: Replay, file: str, load_seconds: float) -> dict[str, Any
         ),
         "peak": replay.peak.as_dict(),
         "peak_reserved_spread": list(replay.spread),
+        "recorded_peak_reserved": replay.recorded_reserved,
         "end": replay.end.as_dict(),
         "device_allocs": statistics["num_device_alloc"],
         "device_frees": statistics["num_device_free"],
@@ -56,6 +58,7 @@ def explanation_dict(explanation: Explanation, file: str) -> dict[str, Any]:
     return {
         "file": file,
         "device": explanation.trace.device,
+        "rules": explanation.trace.settings.rules,
         "capacity": explanation.capacity,
         "complete": explanation.complete,
         "missing": list(explanation.missing),

@@ -41,6 +41,12 @@ def _verdict(replay: Replay) -> list[str]:
     )
     if replay.divergence:
         lines += wrapped(f"First at event {replay.divergence.event:,}: {replay.divergence.what}.")
+    if replay.settings.rules == "elastic":
+        lines += wrapped(
+            f"Peak reserved: {format_bytes(replay.recorded_reserved or 0)} in the record, "
+            f"{format_bytes(replay.peak.reserved)} in the replay. Elastic rules move what the GPU "
+            "is done with; when that was, or a limit that changed, is not in the record."
+        )
     return lines
 
 
@@ -49,6 +55,10 @@ def _facts(replay: Replay, file: str) -> list[str]:
     version = ".".join(map(str, settings.torch_version))
     conf = visible(settings.conf or "default settings")
     rules = "elastic (tenure's own)" if settings.rules == "elastic" else f"torch {version}, {conf}"
+    recorded = replay.trace.settings.rules
+    if recorded == "elastic":  # else as ever: a recording of PyTorch's own allocator
+        same = settings.rules == recorded
+        rules += ", as recorded" if same else "; recorded under elastic (tenure's own)"
     lines = [
         f"  file       {visible(file)}",
         f"  device     {replay.trace.device}",

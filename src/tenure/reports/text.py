@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from tenure.diagnoses import Explanation, Finding, Share
     from tenure.replays import Candidate
+    from tenure.traces import Trace
 
 WIDTH = 80
 GIB = 1 << 30
@@ -46,6 +47,7 @@ def explanation_text(explanation: Explanation) -> str:
     """The whole report of `tenure explain`."""
     unit = unit_of(explanation.split.reserved)
     lines = [*_headline(explanation), ""]
+    lines += rules_lines(explanation.trace)
     lines += _missing(explanation)
     shown = [f for f in explanation.findings if f.severity in (Severity.ERROR, Severity.WARNING)]
     said: set[str] = set()  # advice that several findings share is given once
@@ -108,6 +110,22 @@ def _headline(explanation: Explanation) -> list[str]:
     return wrapped(text + ".")
 
 
+def rules_lines(trace: Trace) -> list[str]:
+    """Whose rules were in force, where they were not PyTorch's own."""
+    settings = trace.settings
+    if settings.rules != "elastic":
+        return []
+    text = "Recorded under tenure's elastic rules"
+    if settings.limit >= 0:
+        text += f", limit {format_bytes(settings.limit)}"
+    if settings.soft_limit:
+        text += f", soft limit {settings.soft_limit:g} x the live peak"
+    text += ": settings of PyTorch's allocator have no effect there"
+    if settings.conf:
+        text += f", so {settings.conf} had none"
+    return [*wrapped(text + ".", rest="  "), ""]
+
+
 def _missing(explanation: Explanation) -> list[str]:
     lines = []
     truncated = next((f for f in explanation.findings if f.code == "trace.truncated"), None)
@@ -149,12 +167,13 @@ def _split(explanation: Explanation, unit: int) -> list[str]:
     split = explanation.split
     if not split.reserved:
         return []
+    elastic = explanation.trace.settings.rules == "elastic"
     parts = (
         (split.live, "live tensors", ""),
         (split.pending, "pending: freed, waiting for other streams", ""),
-        (split.whole, "whole segments in the cache", "returnable"),
+        (split.whole, f"whole {'chunks' if elastic else 'segments'} in the cache", "returnable"),
         (split.remainders, "remainders beside live blocks", "pinned"),
-        (split.other_streams, "cached in other streams", "not shared"),
+        (split.other_streams, "cached in other streams", "" if elastic else "not shared"),
         (split.private, "cached in private pools", "not shared"),
     )
     when = "at its peak"
@@ -252,6 +271,8 @@ def _settings(explanation: Explanation, unit: int) -> list[str]:
         return []
     live = explanation.replay.peak.allocated
     title = "The same requests under other settings (replayed):"
+    if recorded.rules == "elastic":
+        title = "The same requests under PyTorch's rules and settings (replayed):"
     table = settings_table(explanation.candidates, recorded, live, explanation.capacity, unit)
     best = next((a for f in explanation.findings for a in f.advice if a.conf), None)
     lines = [title, *table]

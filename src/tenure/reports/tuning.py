@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tenure.cards import CARDS, smallest_fitting
-from tenure.reports.text import gib, visible, wrapped
+from tenure.replays import best as best_of
+from tenure.reports.text import gib, rules_lines, visible, wrapped
 from tenure.units import format_bytes
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ def tuning_text(tuning: Tuning) -> str:
 
 def _answer(tuning: Tuning) -> list[str]:
     best, recorded = tuning.best, tuning.recorded
+    if recorded.rules == "elastic":
+        return _elastic_answer(tuning)
     if best is None:
         room = format_bytes(tuning.capacity or 0)
         least = min(tuning.candidates, key=lambda c: c.smallest_capacity)
@@ -89,13 +92,36 @@ def _answer(tuning: Tuning) -> list[str]:
             f"{format_bytes(recorded.peak_reserved)}; tensors hold "
             f"{format_bytes(tuning.live_peak)}."
         )
-    card = smallest_fitting(best.smallest_capacity)
-    if card:
-        lines += wrapped(
-            f"Fits on: {card.title} and up ({format_bytes(card.usable)} usable beside the CUDA "
-            "context)."
+    return [*lines, *_card(best)]
+
+
+def _elastic_answer(tuning: Tuning) -> list[str]:
+    """No setting can be made: how the recorded rules do, and PyTorch's best beside them."""
+    recorded = tuning.recorded
+    lines = rules_lines(tuning.trace)[:-1]
+    text = (
+        f"Smallest card {format_bytes(recorded.smallest_capacity)}, reserved "
+        f"{format_bytes(recorded.peak_reserved)}; tensors hold {format_bytes(tuning.live_peak)}."
+    )
+    if not recorded.fits:
+        text = f"It does not fit in {format_bytes(tuning.capacity or 0)}. {text}"
+    without = best_of(tuning.candidates, "torch")
+    if without is not None:
+        text += (
+            f" Without tenure, PyTorch's best setting ({without.conf or 'default'}) needs a card "
+            f"of {format_bytes(without.smallest_capacity)}."
         )
-    return lines
+    return [*lines, *wrapped(text), *_card(recorded)]
+
+
+def _card(candidate: Candidate) -> list[str]:
+    card = smallest_fitting(candidate.smallest_capacity)
+    if card is None:
+        return []
+    return wrapped(
+        f"Fits on: {card.title} and up ({format_bytes(card.usable)} usable beside the CUDA "
+        "context)."
+    )
 
 
 def _table(tuning: Tuning) -> list[str]:
@@ -104,7 +130,7 @@ def _table(tuning: Tuning) -> list[str]:
     lines = [f"{head}reserved  smallest   calls  stall s{fits}"]
     order = sorted(tuning.candidates, key=lambda c: (c.smallest_capacity, c.peak_reserved))
     for candidate in order:
-        same = (candidate.rules, candidate.conf) == ("torch", tuning.recorded.conf)
+        same = (candidate.rules, candidate.conf) == (tuning.recorded.rules, tuning.recorded.conf)
         mark = "*" if same else " "
         name = candidate.conf or ("default" if candidate.rules == "torch" else "tenure elastic")
         calls = candidate.device_allocs + candidate.device_frees + candidate.chunk_moves

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tenure.errors import BadInputError, UsageError
-from tenure.settings import AllocatorSettings, from_snapshot_settings
+from tenure.settings import AllocatorSettings, from_snapshot_settings, recorded_version
 from tenure.snapshots.reading import read_snapshot
 from tenure.traces import (
+    Action,
     Annotation,
     Blocks,
     Events,
@@ -57,7 +58,7 @@ def to_trace(
     """The trace of one device of a snapshot that was read; arguments and errors as `load`."""
     chosen = _choose_device(snapshot, device)
     version = torch_version or guess_version(snapshot)
-    settings = from_snapshot_settings(snapshot.settings, torch_version=version)
+    settings = from_snapshot_settings(snapshot.settings, torch_version=version, device=chosen)
     events = _events(snapshot, chosen)
     end = _state(snapshot, chosen)
     stacks = Stacks(
@@ -75,7 +76,7 @@ def to_trace(
         pools=tuple(snapshot.pools),
         stacks=stacks,
         annotations=_annotations(snapshot, chosen),
-        settings=_in_force(settings, end),
+        settings=_in_force(settings, events, end),
         notes=_notes(snapshot, events, end),
     )
 
@@ -87,9 +88,12 @@ def devices_with_content(snapshot: columns.Snapshot) -> list[int]:
 
 
 def guess_version(snapshot: columns.Snapshot) -> tuple[int, int]:
-    """The oldest version whose files look like this one: a snapshot does not name its version."""
+    """The oldest version whose files look like this one: only tenure's name the version."""
     keys = snapshot.keys
     settings = snapshot.settings
+    named = recorded_version(settings)
+    if named is not None:
+        return named
     if keys.get("host_traces") or "max_round_threshold" in settings:
         return (2, 13)
     if keys.get("event.pool_id"):
@@ -170,8 +174,16 @@ def _state(snapshot: columns.Snapshot, device: int) -> State:
     )
 
 
-def _in_force(settings: AllocatorSettings, end: State) -> AllocatorSettings:
-    """Old files name no settings; that arenas exist shows that expandable segments were on."""
+def _in_force(settings: AllocatorSettings, events: Events, end: State) -> AllocatorSettings:
+    """The settings, where segments show that others were in force than the file names.
+
+    Old files name none: that arenas exist shows that expandable segments were on. Elastic rules
+    have nothing but arenas: a device that cannot map memory is under torch rules.
+    """
+    if settings.rules == "elastic":
+        made = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_FREE)
+        if made.any() or not end.segments.arena.all():
+            return AllocatorSettings(torch_version=settings.torch_version)
     if end.segments.arena.any() and not settings.expandable_segments:
         return replace(settings, expandable_segments=True)
     return settings

@@ -14,6 +14,7 @@ from tenure.reports.page.lives import Lives, lives_of
 from tenure.reports.page.packing import Column
 from tenure.reports.plain import explanation_dict
 from tenure.traces import Action
+from tenure.units import format_bytes
 
 if TYPE_CHECKING:
     from tenure.diagnoses import Explanation
@@ -53,8 +54,7 @@ def facts_of(explanation: Explanation, file: str) -> Facts:
         "tenure": tenure.__version__,
         "file": file,
         "device": trace.device,
-        "torch": ".".join(map(str, trace.settings.torch_version)),
-        "conf": trace.settings.conf,
+        "rules": _rules(trace),
         "events": len(trace.events),
         "allocations": len(lives),
         "exact": replay.exact,
@@ -82,6 +82,16 @@ def facts_of(explanation: Explanation, file: str) -> Facts:
     if head["has_time"]:
         columns.append(Column("time", _times(trace), delta=True))
     return Facts(head, columns)
+
+
+def _rules(trace: Trace) -> str:
+    """Whose rules were in force, as the page's head says it."""
+    settings = trace.settings
+    if settings.rules == "elastic":
+        limit = f", limit {format_bytes(settings.limit)}" if settings.limit >= 0 else ""
+        return f"tenure's elastic rules{limit}"
+    version = ".".join(map(str, settings.torch_version))
+    return f"rules of torch {version} · {settings.conf or 'default allocator settings'}"
 
 
 def recorded(explanation: Explanation) -> Replay:

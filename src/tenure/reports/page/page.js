@@ -152,8 +152,7 @@ function fillHeader(record) {
   const seconds = record.time?.length ? record.time[record.time.length - 1] / 1e6 : null;
   const parts = [
     `GPU ${head.device}`,
-    `rules of torch ${head.torch}`,
-    head.conf || "default allocator settings",
+    head.rules,
     `${formatCount(head.events)} events`,
     `${formatCount(head.allocations)} allocations`,
   ];
