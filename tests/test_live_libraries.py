@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from fake_gpu import run
 
 CUPY = """
@@ -227,7 +229,8 @@ def check(**environment: str) -> tuple[int, str]:
 def test_check_says_what_holds_and_what_clashes() -> None:
     code, text = check()
     assert code == 0, text
-    assert "driver         13.0, 1 GPUs" in text
+    assert "driver         13.0, 1 GPU\n" in text
+    assert "install()      cannot: this PyTorch is built without CUDA\n" in text
     assert "Nothing clashes." in text
     code, text = check(
         PYTORCH_CUDA_ALLOC_CONF="max_split_size_mb:128,expandable_segments:True",
@@ -243,6 +246,30 @@ def test_check_says_what_holds_and_what_clashes() -> None:
     code, text = check(TENURE_DRIVER_LIBRARY="nowhere.so")
     assert code == 0
     assert "none (nowhere.so" in text
+
+
+def test_check_says_how_install_would_serve_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tenure import compiled
+    from tenure.live import glue
+    from tenure.live.checking import check as look
+
+    monkeypatch.setattr(compiled, "torch_folder", lambda: None)
+    assert look().install == "cannot: PyTorch is not installed"
+    monkeypatch.setattr(compiled, "torch_folder", lambda: tmp_path)
+    assert look().install == "cannot: this PyTorch is built without CUDA"
+    for file in ("lib/libc10_cuda.so", "include/torch/csrc/cuda/CUDAPluggableAllocator.h"):
+        assert "whole interface" not in look().install
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    monkeypatch.setattr(glue, "cuda_headers", lambda _: iter(()))
+    assert "found no CUDA headers" in look().install
+    monkeypatch.setattr(glue, "cuda_headers", lambda _: iter((tmp_path,)))
+    monkeypatch.setattr(compiled, "compiler", lambda: None)
+    assert look().install.endswith("no C++ compiler here")
+    monkeypatch.setattr(compiled, "compiler", lambda: "/usr/bin/c++")
+    assert look().install == "serves PyTorch's whole interface for allocators"
 
 
 def test_check_names_other_allocators(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 
 import click
 
@@ -22,13 +23,30 @@ def command(*, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(found), indent=1))
         return 1 if found.clashes else 0
-    for name, version in found.versions.items():
-        click.echo(f"{name:<14} {version}")
-    click.echo(f"{'driver':<14} {found.driver}, {found.gpus} GPUs")
+    gpus = f"{found.gpus} GPU{'' if found.gpus == 1 else 's'}"
     settings = f"{found.variable}={found.conf}" if found.variable else "PyTorch's defaults"
-    click.echo(f"{'settings':<14} {settings}")
+    facts = {
+        **found.versions,
+        "driver": f"{found.driver}, {gpus}",
+        "settings": settings,
+        "install()": found.install,
+    }
+    for name, fact in facts.items():
+        click.echo(_wrapped(fact, f"{name:<14} ", " " * 15))
     for clash in found.clashes:
-        click.echo(f"\n- {clash}")
+        click.echo("\n" + _wrapped(clash, "- ", "  "))
     if not found.clashes:
         click.echo("\nNothing clashes.")
     return 1 if found.clashes else 0
+
+
+def _wrapped(text: str, first: str, others: str) -> str:
+    # Paths and settings stay whole: they are there to be copied.
+    return textwrap.fill(
+        text,
+        80,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

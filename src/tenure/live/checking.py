@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass, field
 
 import tenure
-from tenure import _engine
+from tenure import _engine, compiled
 from tenure.errors import UsageError
+from tenure.live import glue
 from tenure.live.process import CONF_VARIABLES
 from tenure.settings import known_clashes, parse_alloc_conf
 
@@ -41,6 +42,7 @@ class Check:
         gpus: How many GPUs the driver shows.
         variable: Which environment variable holds the settings; "" for none.
         conf: The settings in it.
+        install: What `tenure.install()` can do with the PyTorch that is installed.
         clashes: What defeats something else, one sentence each.
     """
 
@@ -49,6 +51,7 @@ class Check:
     gpus: int
     variable: str
     conf: str
+    install: str
     clashes: list[str] = field(default_factory=list)
 
 
@@ -69,6 +72,7 @@ def check() -> Check:
         gpus=int(facts["devices"]),
         variable=variable,
         conf=conf,
+        install=_install(),
         clashes=[
             *_of_settings(conf, versions.get("torch", "")),
             *_of_others(),
@@ -85,6 +89,21 @@ def _versions(names: tuple[str, ...] | dict[str, str]) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _install() -> str:
+    folder = compiled.torch_folder()
+    if folder is None:
+        return "cannot: PyTorch is not installed"
+    if not (folder / "lib/libc10_cuda.so").exists():
+        return "cannot: this PyTorch is built without CUDA"
+    try:
+        glue.require_headers(folder)
+    except UsageError as error:
+        return f"as a plug-in, which leaves calls out: {error}"
+    if compiled.compiler() is None:
+        return "as a plug-in, which leaves calls out: no C++ compiler here"
+    return "serves PyTorch's whole interface for allocators"
 
 
 def _no_driver(error: str) -> str:

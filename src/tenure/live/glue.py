@@ -30,13 +30,7 @@ def load(torch: Any, source: Path = SOURCE) -> ctypes.CDLL:
         UsageError: It cannot be made here.
     """
     folder = Path(torch.__file__).parent
-    if not (folder / _CLASS).exists():
-        raise UsageError(f"PyTorch's headers are not there ({folder / _CLASS})")
-    headers = next(cuda_headers(folder), None)
-    if headers is None:
-        raise UsageError(
-            f"found no CUDA headers ({' and '.join(_CUDA)}); set CUDA_HOME to where they are"
-        )
+    headers = require_headers(folder)
     abi = int(torch.compiled_with_cxx11_abi())  # the layout of std::string
     library = compiled.built(
         source,
@@ -49,6 +43,25 @@ def load(torch: Any, source: Path = SOURCE) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise UsageError(f"tenure's glue to PyTorch cannot be loaded ({error})") from None
+
+
+def require_headers(torch: Path) -> Path:
+    """The folder of CUDA's headers.
+
+    Args:
+        torch: Its folder.
+
+    Raises:
+        UsageError: There is none, or PyTorch's own headers are not there.
+    """
+    if not (torch / _CLASS).exists():
+        raise UsageError(f"PyTorch's headers are not there ({torch / _CLASS})")
+    headers = next(cuda_headers(torch), None)
+    if headers is None:
+        raise UsageError(
+            f"found no CUDA headers ({' and '.join(_CUDA)}); set CUDA_HOME to where they are"
+        )
+    return headers
 
 
 def become_allocator(glue: ctypes.CDLL) -> None:
