@@ -437,7 +437,7 @@ def test_what_will_not_work_is_said_once() -> None:
     done = attempt("import tenure; tenure.install(); tenure.uninstall()")
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert all(line.startswith("tenure: ") for line in lines)
     assert "cudnn.benchmark" in done.stderr
     assert attempt("import tenure; tenure.install(quiet=True)").stderr == ""
