@@ -133,7 +133,8 @@ def _device(evidence: Evidence, failed: OutOfMemory) -> list[str]:
         )
     ]
     if use.free >= failed.segment:
-        lines.append("so it was not the card that refused but a limit (memory fraction)")
+        what = "the limit" if evidence.elastic else "a limit (memory fraction)"
+        lines.append(f"so it was not the card that refused but {what}")
     return lines
 
 

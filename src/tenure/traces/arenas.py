@@ -69,7 +69,7 @@ def find_arenas(spans: list[Span], events: Events, settings: AllocatorSettings) 
         for i in range(1, len(runs) + 1):
             if i < len(runs) and runs[i].end - runs[first].start <= reach:
                 continue
-            arenas.append(_arena(runs[first:i], events, reach, settings.large_segment_size))
+            arenas.append(_arena(runs[first:i], events, reach, settings))
             first = i
     return arenas
 
@@ -78,12 +78,14 @@ def _owner(span: Span) -> tuple[object, ...]:
     return (span.stream, span.pool, span.small, span.arena)
 
 
-def _arena(runs: list[Span], events: Events, reach: int, large_granule: int) -> Arena:
+def _arena(runs: list[Span], events: Events, reach: int, settings: AllocatorSettings) -> Arena:
     low, high = runs[0].start, runs[-1].end
-    granule = SMALL_GRANULE if runs[0].small else large_granule
+    elastic = settings.rules == "elastic"  # then any pool may map any number of pages
+    granule = SMALL_GRANULE if runs[0].small or elastic else settings.large_segment_size
     mine = (events.stream == runs[0].stream) & (events.pool == runs[0].pool)
     maps = mine & (events.action == Action.SEGMENT_MAP)
-    maps &= (events.size == SMALL_GRANULE) == runs[0].small
+    if not elastic:
+        maps &= (events.size == SMALL_GRANULE) == runs[0].small
     below = maps & (events.address < low) & (events.address > max(high - reach, 0))
     if below.any():
         # Once everything is unmapped the arena is gone, and a later map is another's.

@@ -100,6 +100,7 @@ class ArenaOwners:
         self._sizes: list[int] = events.size[chosen].tolist()
         self._reach = settings.device_memory + settings.device_memory // 8
         self._granule = settings.large_segment_size
+        self._elastic = settings.rules == "elastic"
         self._events = events
         self._uses: tuple[Addresses, Ints] | None = None  # of blocks: address, bytes asked for
         self._runs: dict[tuple[int, bool], list[tuple[int, int]]] = {}  # (start, pool), ascending
@@ -107,8 +108,16 @@ class ArenaOwners:
             if span.arena:
                 self._runs.setdefault((span.stream, span.small), []).append((span.start, span.pool))
 
-    def is_small(self, start: int, size: int) -> bool:
-        """Whether the range belonged to a small pool, which maps single chunks of 2 MiB."""
+    def is_small(self, start: int, size: int, stream: int) -> bool:
+        """Whether the range belonged to a small pool, which maps single chunks of 2 MiB.
+
+        Under elastic rules large pools may do so too: there the nearest run tells, since arenas lie
+        further apart than a device has memory.
+        """
+        if self._elastic:
+            halves = {small: self._nearest(start, stream, small=small) for small in (False, True)}
+            known = [(abs(run[0] - start), small) for small, run in halves.items() if run]
+            return min(known)[1] if known else self._holds_small_blocks(start, start + size)
         if size % self._granule:
             return True
         i = bisect.bisect_right(self._maps, start) - 1
@@ -127,10 +136,15 @@ class ArenaOwners:
 
     def pool(self, start: int, stream: int, *, small: bool) -> int:
         """The pool of the nearest run of such an arena; the default one where none is in reach."""
+        near = self._nearest(start, stream, small=small)
+        return near[1] if near else 0
+
+    def _nearest(self, start: int, stream: int, *, small: bool) -> tuple[int, int] | None:
+        """Start and pool of the nearest run within one arena's reach."""
         runs = self._runs.get((stream, small), [])
         i = bisect.bisect_right(runs, (start, 0))
         near = min(runs[max(i - 1, 0) : i + 1], key=lambda run: abs(run[0] - start), default=None)
-        return near[1] if near and abs(near[0] - start) < self._reach else 0
+        return near if near and abs(near[0] - start) < self._reach else None
 
 
 def undo_segments(events: Events, end: Segments, settings: AllocatorSettings) -> Undoing:
@@ -169,8 +183,8 @@ def undo_segments(events: Events, end: Segments, settings: AllocatorSettings) ->
             continue
         stream, pool = int(events.stream[i]), int(events.pool[i])
         arena = action == Action.SEGMENT_UNMAP
-        small = owners.is_small(start, size) if arena else size == SMALL_SEGMENT
-        if pool < 0:
+        small = owners.is_small(start, size, stream) if arena else size == SMALL_SEGMENT
+        if pool < 0 or settings.rules == "elastic":  # tenure notes no pool there
             pool = owners.pool(start, stream, small=small) if arena else 0
         undoing.undo_return(Span(start, start + size, stream, pool, small, arena, died=i))
     undoing.closed.extend(undoing.spans)
