@@ -12,8 +12,12 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 
 BIN := $(VENV)/bin
 CMAKE := $(BIN)/cmake
-# Files side by side, a process a core; a file's tests stay together and share what they made.
-PYTEST := $(BIN)/pytest -n auto --dist loadfile
+CTEST := $(BIN)/ctest --parallel $(shell nproc 2>/dev/null || echo 2) --output-on-failure
+# Files side by side, a process a core, so PyTorch needs no more threads; a file's tests stay together
+# and share what they made. In the order of their names: the fewest tests are not the quickest.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+# Where check makes the sdist and from it alone the wheel, and keeps the wheel's objects.
+RELEASE := $(abspath $(BUILD))/release
 CONFIGURE := $(CMAKE) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -S .
 # libFuzzer comes with clang; without it the fuzz targets run under a plain driver.
 CLANG = $(if $(shell command -v clang++),-DCMAKE_CXX_COMPILER=clang++)
@@ -36,8 +40,8 @@ export REQUIREMENTS
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo build test lint format layout engine-test sanitize bench fuzz gpu-test docs \
-	check clean
+.PHONY: help demo build test lint format layout engine-test sanitize release-test bench fuzz \
+	gpu-test docs browser check clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | \
@@ -69,15 +73,19 @@ layout: $(VENV)/ready ## Check who imports whom, and the sizes of files and func
 engine-test: $(VENV)/ready ## Build the engine without Python and run its own tests
 	$(CONFIGURE) -B $(BUILD)/engine
 	$(CMAKE) --build $(BUILD)/engine
-	$(BIN)/ctest --test-dir $(BUILD)/engine --output-on-failure
+	$(CTEST) --test-dir $(BUILD)/engine
 
 sanitize: $(VENV)/ready ## Run the engine's tests under sanitizers: address, undefined behaviour, threads
 	$(CONFIGURE) -B $(BUILD)/sanitize -DTENURE_SANITIZE=address,undefined
 	$(CMAKE) --build $(BUILD)/sanitize
-	$(BIN)/ctest --test-dir $(BUILD)/sanitize --output-on-failure
+	$(CTEST) --test-dir $(BUILD)/sanitize
 	$(CONFIGURE) -B $(BUILD)/threads -DTENURE_SANITIZE=thread
 	$(CMAKE) --build $(BUILD)/threads --target engine_live_front_test
-	$(BIN)/ctest --test-dir $(BUILD)/threads -R live_front --output-on-failure
+	$(CTEST) --test-dir $(BUILD)/threads -R live_front
+
+release-test: $(RELEASE)/wheel ## Run the engine's tests on the objects that the wheel is made of
+	$(CMAKE) --build $(RELEASE)/objects
+	$(CTEST) --test-dir $(RELEASE)/objects
 
 bench: $(VENV)/installed ## Run the benchmarks; one JSON line per case
 	$(BIN)/python -m benchmarks
@@ -103,8 +111,11 @@ browser: ## Install chromium for the page's tests, where root and apt allow it
 		apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || \
 		echo "no chromium: the page's tests will be skipped"
 
-check: lint layout engine-test sanitize browser $(VENV)/installed ## All of the above that needs no GPU, and all Python tests
-	$(PYTEST) $(PYTEST_ARGS)
+# With -j side by side; what needs most time comes first.
+check: sanitize release-test lint browser $(VENV)/with ## All of the above that needs no GPU, and all Python tests
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
+		$(RELEASE)/tenure-*.whl
+	TENURE_RELEASE=$(RELEASE) $(PYTEST) $(PYTEST_ARGS)
 
 clean: ## Remove the virtual environment and everything built
 	rm -rf $(VENV) $(BUILD) dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -115,13 +126,27 @@ $(VENV)/ready: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "tenure needs Python 3.11 or newer; none was found" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c "$$REQUIREMENTS" > $(VENV)/requirements.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		-r $(VENV)/requirements.txt $(WITH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $(VENV)/requirements.txt
 	touch $@
 
-$(VENV)/installed: $(VENV)/ready $(SOURCES)
+$(VENV)/with: $(VENV)/ready
+	$(if $(WITH),$(BIN)/python -m pip install --quiet --disable-pip-version-check $(WITH))
+	touch $@
+
+$(VENV)/installed: $(VENV)/with $(SOURCES)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
 		--no-build-isolation --config-settings=build-dir=$(abspath $(BUILD))/python .
+	touch $@
+
+# Anew each time: what an sdist unpacks to is older than the objects of the one before.
+$(RELEASE)/wheel: $(VENV)/ready $(SOURCES)
+	rm -rf $(RELEASE)
+	mkdir -p $(RELEASE)/unpacked
+	$(BIN)/python -c "from scikit_build_core.build import build_sdist; build_sdist('$(RELEASE)')"
+	tar -xzf $(RELEASE)/tenure-*.tar.gz -C $(RELEASE)/unpacked --strip-components=1
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-index \
+		--no-build-isolation --config-settings=build-dir=$(RELEASE)/objects \
+		-w $(RELEASE) $(RELEASE)/unpacked
 	touch $@
 
 $(VENV)/docs: $(VENV)/ready

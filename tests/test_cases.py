@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shared_data import ABSENT, SHARED, name_of, traces
+from shared_data import ABSENT, SHARED
 from tenure.diagnoses import Severity, explain
-from tenure.replays import recorded_replay
 from tenure.reports import explanation_text
 from tenure.snapshots import load
 from tenure.units import MIB
@@ -35,7 +34,6 @@ BYTES = {
     "l09_slice_keeps_storage": 160 * MIB,
     "l10_eval_logits_on_device": 256 * MIB,
 }
-HEALTHY = ("resnet50", "vit", "gpt2", "gpt2_ddp", "gpt2_fsdp", "gpt2_fsdp_offload")
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FILES, reason=ABSENT)]
 
@@ -108,21 +106,3 @@ def test_every_case_is_replayed_exactly_and_fits_the_screen(path: Path) -> None:
     explanation = explained(path)
     assert explanation.replay.exact
     assert all(len(line) <= 80 for line in explanation_text(explanation).splitlines())
-
-
-def healthy() -> list[Path]:
-    return [p for p in traces() if name_of(p).split(".")[0] in HEALTHY]
-
-
-@pytest.mark.parametrize("path", healthy(), ids=name_of)
-def test_a_healthy_run_is_not_called_ill(path: Path) -> None:
-    codes = {f.code.split(".")[0] for f in explained(path).findings}
-    assert not codes & {"growth", "holder", "stream", "oom"}
-
-
-@pytest.mark.parametrize("path", traces(), ids=name_of)
-def test_the_peaks_are_those_that_the_run_recorded(path: Path) -> None:
-    truth = json.loads(path.with_name(name_of(path) + ".json").read_text())["stats"]
-    replayed = recorded_replay(load(path)).peak
-    for name in ("requested", "allocated", "active", "reserved"):
-        assert getattr(replayed, name) == truth[f"{name}_bytes.all.peak"], name

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shared_data import ABSENT, EXAMPLES, SHARED
+from shared_data import EXAMPLES
 from tenure.diagnoses import Severity, explain
 from tenure.replays import replay
 from tenure.reports import explanation_dict, explanation_text
@@ -17,8 +17,6 @@ from tenure.snapshots import load
 from tenure.units import GIB, MIB
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tenure.diagnoses import Explanation
     from tenure.traces import Trace
 
@@ -220,17 +218,3 @@ def test_the_plain_form_has_the_fields_of_the_contract() -> None:
         }
         for advice in finding["advice"]:
             assert set(advice) == {"text", "conf", "verified"}
-
-
-def _snapshots() -> list[Path]:
-    return sorted((SHARED / "cases" / "snapshots").glob("*.xz"))
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not _snapshots(), reason=ABSENT)
-@pytest.mark.parametrize("path", _snapshots(), ids=lambda p: p.name.split(".")[0])
-def test_every_case_is_replayed_exactly_and_explained(path: Path) -> None:
-    explanation = explain(load(path))
-    assert explanation.replay.exact
-    text = explanation_text(explanation)
-    assert all(len(line) <= 80 for line in text.splitlines())

@@ -1,8 +1,12 @@
-"""Every peak that explain labels is the one that PyTorch counted; its parts add up to it."""
+"""Every peak that explain labels is the one that PyTorch counted; its parts add up to it.
+
+And no healthy run of the recorded ones is called ill.
+"""
 
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,12 +24,18 @@ if TYPE_CHECKING:
 LABELS = ("requested", "allocated", "active", "reserved")
 SMALL = sorted(GOLDEN.glob("*.pickle.xz"))
 SHARED = traces()
+HEALTHY = ("resnet50", "vit", "gpt2", "gpt2_ddp", "gpt2_fsdp", "gpt2_fsdp_offload")
+
+
+@cache
+def told_of(path: Path) -> dict[str, Any]:
+    return explanation_dict(explain(load(path)), name_of(path))
 
 
 def require_labels(path: Path) -> None:
     text = path.with_name(f"{name_of(path)}.json").read_text(encoding="utf-8")
     recorded = json.loads(text)["stats"]
-    told: dict[str, Any] = explanation_dict(explain(load(path)), name_of(path))
+    told = told_of(path)
     peak = told["peak"]
     assert {label: peak[label] for label in LABELS} == {
         label: recorded[f"{label}_bytes.all.peak"] for label in LABELS
@@ -59,6 +69,16 @@ def test_the_labelled_peaks_of_small_recordings_are_what_pytorch_counted(path: P
 @pytest.mark.parametrize("path", SHARED, ids=name_of)
 def test_the_labelled_peaks_of_every_recording_are_what_pytorch_counted(path: Path) -> None:
     require_labels(path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SHARED, reason=ABSENT)
+@pytest.mark.parametrize(
+    "path", [path for path in SHARED if name_of(path).split(".")[0] in HEALTHY], ids=name_of
+)
+def test_a_healthy_run_is_not_called_ill(path: Path) -> None:
+    codes = {finding["code"].split(".")[0] for finding in told_of(path)["findings"]}
+    assert not codes & {"growth", "holder", "stream", "oom"}
 
 
 def test_bytes_that_were_not_split_off_count_for_their_stream() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import fields, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,8 +107,9 @@ def peaks_from(counts: Counts, lost: int) -> dict[str, int]:
     return {label: int(column[max(lost - 1, 0) :].max()) for label, column in counts.items()}
 
 
-def require_exact(path: Path, lost: int, *, limit: int | None) -> bool:
-    """Replays from the cut on; says whether every peak is that of the whole run.
+@cache
+def require_exact(path: Path, lost: int, limit: int | None) -> bool:
+    """Replays from the cut on, once; says whether every peak is that of the whole run.
 
     A peak may miss bytes only where the start is said to be ambiguous, and no more than that says.
     """
@@ -132,6 +133,7 @@ def require_exact(path: Path, lost: int, *, limit: int | None) -> bool:
     return ours == real
 
 
+@cache
 def parts_of(path: Path) -> list[int]:
     count = len(whole(path)[0].events)
     return [int(count * part) for part in PARTS]
@@ -162,7 +164,7 @@ def awkward_cuts(trace: Trace, most: int) -> list[int]:
 def test_small_recordings_replay_exactly_from_anywhere(path: Path) -> None:
     for lost in parts_of(path) + awkward_cuts(whole(path)[0], 2):
         for limit in {limit_of(path), None}:
-            require_exact(path, lost, limit=limit)
+            require_exact(path, lost, limit)
 
 
 @pytest.mark.slow
@@ -171,13 +173,13 @@ def test_small_recordings_replay_exactly_from_anywhere(path: Path) -> None:
 def test_every_recording_replays_exactly_from_anywhere(path: Path) -> None:
     for lost in parts_of(path) + awkward_cuts(whole(path)[0], 2):
         for limit in {limit_of(path), None}:
-            require_exact(path, lost, limit=limit)
+            require_exact(path, lost, limit)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SHARED, reason=ABSENT)
 def test_the_peaks_of_nearly_all_late_recordings_are_those_of_the_whole_run() -> None:
-    equal = [require_exact(path, lost, limit=None) for path in SHARED for lost in parts_of(path)]
+    equal = [require_exact(path, lost, None) for path in SHARED for lost in parts_of(path)]
     assert sum(equal) >= 0.98 * len(equal)
 
 

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -244,11 +246,18 @@ def test_a_missing_script_is_one_line_and_bad_input(tmp_path: Path) -> None:
     assert len(shown.stderr.splitlines()) == 1
 
 
+@cache
+def told(code: str) -> dict[str, Any]:
+    """The report on one of the scripts, which runs once."""
+    with TemporaryDirectory() as folder:
+        return report(Path(folder), write(Path(folder), SCRIPTS[code]))
+
+
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("code", SCRIPTS, ids=lambda code: code or "healthy")
-def test_each_kind_of_holder_is_named_and_a_healthy_run_has_none(code: str, tmp_path: Path) -> None:
-    value = report(tmp_path, write(tmp_path, SCRIPTS[code]))
+def test_each_kind_of_holder_is_named_and_a_healthy_run_has_none(code: str) -> None:
+    value = told(code)
     codes = [finding["code"] for finding in value["findings"]]
     assert (code in codes) if code else not codes
     assert sum(row["bytes"] for row in value["holders"]["rows"]) == value["holders"]["live"]
@@ -258,9 +267,8 @@ def test_each_kind_of_holder_is_named_and_a_healthy_run_has_none(code: str, tmp_
 @needs_torch
 @pytest.mark.slow
 @pytest.mark.parametrize("code", ["holder.ctx", "holder.view", "holder.list"])
-def test_one_cause_is_told_once(code: str, tmp_path: Path) -> None:
-    value = report(tmp_path, write(tmp_path, SCRIPTS[code]))
-    assert [finding["code"] for finding in value["findings"]] == [code]
+def test_one_cause_is_told_once(code: str) -> None:
+    assert [finding["code"] for finding in told(code)["findings"]] == [code]
 
 
 @needs_torch
