@@ -135,7 +135,8 @@ def _table(tuning: Tuning) -> list[str]:
         name = candidate.conf or ("default" if candidate.rules == "torch" else "tenure elastic")
         calls = candidate.device_allocs + candidate.device_frees + candidate.chunk_moves
         fit = "" if tuning.capacity is None else ("   yes" if candidate.fits else "    no")
-        lines += _row(f"{mark} {visible(name)}", candidate, calls, fit)
+        shown = tuning.recorded if same and tuning.recorded.rules == "elastic" else candidate
+        lines += _row(f"{mark} {visible(name)}", shown, calls, fit)
     plan, bound = gib(tuning.plan.size), gib(tuning.live_peak)
     lines.append(f"  {'best placement found (offline plan)':<36}{plan:>10}{plan:>10}")
     lines.append(f"  {'live bytes (the bound)':<36}{bound:>10}{bound:>10}")
