@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from test_virtual import needs_torch, run_virtually
 
@@ -153,3 +156,73 @@ def test_graphs_are_captured_in_a_pool_of_their_own(tmp_path: Path) -> None:
     assert not value["verdict"]["error"]
     events = max(value["snapshot"]["device_traces"], key=len)
     assert {e["pool_id"] for e in events if "pool_id" in e} >= {(1, 0), (0, 1)}
+
+
+READING = """
+import os, sys, torch
+from safetensors import safe_open
+from safetensors.torch import load_file, load_model, save_file
+path, own = sys.argv[1:]
+print(sorted((name, tuple(each.shape), each.dtype) for name, each in load_file(path).items()))
+with safe_open(path, framework="pt", device=0) as file:
+    before = torch.cuda.memory_allocated()
+    part = file.get_slice("weight")[:100]
+    print(file.metadata(), part.device, torch.cuda.memory_allocated() - before)
+    print(file.get_slice("weight").get_shape(), file.get_tensor("bias").dtype)
+with safe_open(path, framework="numpy") as file:
+    print(int(file.get_tensor("bias").sum()))
+model = torch.nn.Linear(256, 1000, dtype=torch.half)
+print(load_model(model, path, backend="mmap"))
+save_file(model.cuda().state_dict(), own)
+with safe_open(own, framework="pt", device="cpu") as file:
+    print(sorted(file.keys()), file.get_slice("weight").get_dtype(), file.get_tensor("bias").device)
+"""
+
+
+@needs_torch
+def test_files_of_safetensors_are_read_without_their_data(tmp_path: Path) -> None:
+    torch: Any = pytest.importorskip("torch")
+    safetensors: Any = pytest.importorskip("safetensors.torch", reason="needs safetensors")
+    tensors = {
+        "weight": torch.ones(1000, 256, dtype=torch.half),
+        "bias": torch.ones(1000, dtype=torch.half),
+    }
+    safetensors.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    script = tmp_path / "reading.py"
+    script.write_text(READING)
+    _, done = run_virtually(
+        tmp_path, script, str(tmp_path / "model.safetensors"), str(tmp_path / "own.safetensors")
+    )
+    assert done.stdout.splitlines() == [
+        "[('bias', (1000,), torch.float16), ('weight', (1000, 256), torch.float16)]",
+        "{'format': 'pt'} cuda:0 51200",
+        "[1000, 256] torch.float16",
+        "1000",
+        "(set(), [])",
+        "['bias', 'weight'] F16 cpu",
+    ], done.stderr[-2000:]
+
+
+PRETRAINED = """
+import sys, torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.bfloat16).cuda()
+print(torch.cuda.memory_allocated() == sum(-(-p.nbytes // 512) * 512 for p in model.parameters()))
+print(model.lm_head.weight is model.transformer.wte.weight)
+tokens = torch.zeros(2, 8, dtype=torch.long, device="cuda")
+model(tokens, labels=tokens).loss.backward()
+print({p.grad.device.type for p in model.parameters()})
+"""
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_pretrained_model_comes_from_its_folder(tmp_path: Path) -> None:
+    transformers: Any = pytest.importorskip("transformers", reason="needs transformers")
+    config = transformers.GPT2Config(
+        n_layer=2, n_embd=64, n_head=2, vocab_size=100, bos_token_id=0, eos_token_id=0
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "model")
+    script = tmp_path / "pretrained.py"
+    script.write_text(PRETRAINED)
+    _, done = run_virtually(tmp_path, script, str(tmp_path / "model"))
+    assert done.stdout.splitlines() == ["True", "True", "{'cuda'}"], done.stderr[-2000:]

@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
+from tenure.virtual import weights
 from tenure.virtual.shadow import value_of
 
 if TYPE_CHECKING:
@@ -45,15 +46,15 @@ def paint(patches: Patches, shadows: Shadows) -> None:
     files = _Files()
     put(torch, "save", files.save)
     put(torch, "load", functools.partial(files.load, torch.load))
-    # transformers imports these by name: they have to be there first.
+    # transformers and accelerate import these by name: they have to be there first.
     if importlib.util.find_spec("safetensors") is not None:
         safetensors: Any = importlib.import_module("safetensors.torch")
         put(safetensors, "save_file", files.save)
-        put(
-            safetensors,
-            "load_file",
-            functools.partial(files.load_safetensors, safetensors.load_file),
-        )
+        opener = weights.opener(safetensors.safe_open, safetensors._TYPES, files.written)
+        for module in (safetensors, importlib.import_module("safetensors")):
+            put(module, "safe_open", opener)
+    # Threads of its own would make tensors that are not of this run.
+    patches.set_variable("HF_DEACTIVATE_ASYNC_LOAD", "1")
 
 
 # --- numbers -------------------------------------------------------------------------------------
@@ -298,11 +299,11 @@ class _Files:
         _loading.place = _placing(map_location)
         return pickle.loads(data[len(_MAGIC) :])  # noqa: S301  written by this process
 
-    def load_safetensors(self, original: Any, filename: Any, device: Any = "cpu") -> Any:
-        """Reads what `save` wrote in the place of safetensors; any other file as they do."""
+    def written(self, filename: Any, device: Any) -> Any:
+        """What `save` wrote to a file; None for any other file."""
         with Path(filename).open("rb") as opened:
             ours = opened.read(len(_MAGIC)) == _MAGIC
-        return self.load(None, filename, device) if ours else original(filename, device)
+        return self.load(None, filename, device) if ours else None
 
 
 def _placing(map_location: Any) -> Callable[[str], Any]:
