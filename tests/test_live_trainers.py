@@ -108,6 +108,38 @@ assert summary.splitlines()[2].split()[:3] == ["peak", "43.00", "MiB"], summary
     )
 
 
+def test_the_summary_tells_what_the_memory_is_for() -> None:
+    run_with(
+        script="""
+import ctypes
+tenure.install(quiet=True)
+blocks = []
+
+def tensor(mib):  # the fake driver's memory is the host's
+    blocks.append(Block(mib * MIB))
+    memory = (ctypes.c_float * (mib * MIB // 4)).from_address(blocks[-1].buffer.address)
+    return torch.frombuffer(memory, dtype=torch.float32)
+
+model = torch.nn.Module()
+model.weight = torch.nn.Parameter(tensor(8))
+model.register_buffer("mask", tensor(1))
+model.register_buffer("same", model.weight.detach())
+model.weight.grad = tensor(8)
+optimizer = torch.optim.AdamW(model.parameters())
+optimizer.state[model.weight] = {"step": torch.tensor(1.0), "exp_avg": tensor(4)[10:]}
+activations = tensor(30)
+from tenure.live.categories import bytes_by_category
+assert bytes_by_category(0) == {
+    "parameters": 8 * MIB, "gradients": 8 * MIB, "optimizer state": 4 * MIB, "buffers": MIB,
+    "others": 30 * MIB}
+lines = tenure.memory_summary().splitlines()
+assert " ".join(lines[4:6]) == (
+    "Allocated: parameters 8.00 MiB, gradients 8.00 MiB, optimizer state 4.00 MiB, "
+    "buffers 1.00 MiB, others 30.00 MiB"), lines
+"""
+    )
+
+
 @each_rules
 def test_a_snapshot_opens_in_pytorchs_own_viewer(rules: str, tmp_path: Path) -> None:
     run_with(

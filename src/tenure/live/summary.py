@@ -1,13 +1,15 @@
-"""Who holds the memory now: live blocks by line, stream and age."""
+"""Who holds the memory now: live blocks by category, line, stream and age."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 from tenure import _engine
 from tenure.errors import UsageError
+from tenure.live.categories import bytes_by_category
 from tenure.live.process import require_started
 from tenure.live.stacks import label_of
 from tenure.live.statistics import COUNTS, device_number, peaks
@@ -50,7 +52,7 @@ def groups_of(device: int, state: int = _LIVE) -> list[Group]:
 
 
 def memory_summary(device: Any = None, *, rows: int = 20) -> str:
-    """Who holds this process's device memory: by line and stream, with ages.
+    """Who holds this process's device memory: by category, and by line and stream, with ages.
 
     Args:
         device: Which GPU, as a number, "cuda:1" or a torch.device; by default the first in use.
@@ -65,7 +67,8 @@ def memory_summary(device: Any = None, *, rows: int = 20) -> str:
     number = device_number(device)
     groups = groups_of(number)
     streams = _short_streams(groups)
-    lines = [*_counts(number), "", _line("allocated", "blocks", "age", "stream", "made by")]
+    lines = [*_counts(number), *_categories(number)]
+    lines += ["", _line("allocated", "blocks", "age", "stream", "made by")]
     lines += [
         _line(
             format_bytes(group.size),
@@ -95,6 +98,12 @@ def _counts(device: int) -> list[str]:
         "  peak": tuple(format_bytes(peak) for peak in peaks(device).values()),
     }
     return [f"{title:<8}" + "".join(f"{cell:>13}" for cell in row) for title, row in rows.items()]
+
+
+def _categories(device: int) -> list[str]:
+    sizes = bytes_by_category(device)
+    text = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items())
+    return ["", *textwrap.wrap(f"Allocated: {text}", 80)] if sizes else []
 
 
 def _line(size: str, count: str, age: str, stream: str, label: str) -> str:
