@@ -10,10 +10,12 @@ import importlib
 import sys
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 from tenure.errors import UsageError
 from tenure.live.steps import step
 
+_watched: WeakSet[Any] = WeakSet()  # optimizers whose steps are marked
 _LIGHTNING = ("lightning.pytorch", "pytorch_lightning")  # one library under two names
 
 
@@ -61,12 +63,14 @@ def watch_accelerate(accelerator: Any, *, tidy: bool = False) -> Any:
         raise UsageError(
             "this accelerator has prepared no optimizer: call prepare() before watch_accelerate()"
         )
-    prepared = optimizers[-1]  # the last to step ends the step
+    last = optimizers[-1].optimizer  # the last to step ends the step
 
     def stepped(*_: Any) -> None:
         step(tidy=tidy)
 
-    prepared.optimizer.register_step_post_hook(stepped)
+    if last not in _watched:
+        _watched.add(last)
+        last.register_step_post_hook(stepped)
     return accelerator
 
 
