@@ -111,8 +111,8 @@ browser: ## Install chromium for the page's tests, where root and apt allow it
 		apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || \
 		echo "no chromium: the page's tests will be skipped"
 
-# With -j side by side; what needs most time comes first.
-check: sanitize release-test lint browser $(VENV)/with ## All of the above that needs no GPU, and all Python tests
+# As `make -j2 check` side by side: a build keeps all cores busy, an installation or mypy just one.
+check: lint sanitize release-test browser $(VENV)/with ## All of the above that needs no GPU, and all Python tests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall \
 		$(RELEASE)/tenure-*.whl
 	TENURE_RELEASE=$(RELEASE) $(PYTEST) $(PYTEST_ARGS)
