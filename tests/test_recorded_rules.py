@@ -314,6 +314,19 @@ def test_a_failure_names_the_limit_that_was_in_force() -> None:
     assert any("elastic rules move" in line for line in finding.evidence), finding.evidence
 
 
+@pytest.mark.parametrize("asked", [500 << 30, (1 << 60) - 1])
+def test_a_request_that_no_card_can_serve_is_explained(asked: int, tmp_path: Path) -> None:
+    snapshot = pickle.loads(recording("failed")[0].read_bytes())
+    for event in snapshot["device_traces"][0]:
+        if event["action"] == "oom":
+            event["size"] = asked
+    path = tmp_path / "asked.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    explanation = tenure.explain(path)
+    assert explanation.recorded_candidate is not None
+    assert explanation.recorded_candidate.smallest_capacity > asked
+
+
 def test_tuning_does_not_advise_settings_that_have_no_effect() -> None:
     tuning = tenure.tune(trace_of("limited"))
     assert tuning.recorded.rules == "elastic"

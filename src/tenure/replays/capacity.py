@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from tenure.traces import Trace
 
 STEP = 2 << 20  # bytes; the driver's granularity, and how fine the answer is
+MOST_ASKED = 1 << 42  # bytes; requests above were a mistake, and no device has what they need
 
 
 def runs(trace: Trace, settings: AllocatorSettings, limit: int, calls: list[Call]) -> bool:
-    """Whether every request of the trace is served under the limit, retries included."""
-    plain = feed(
-        trace, replace(settings, limit=limit), calls=calls, compare=False, stop_at_oom=True
-    )
+    """Whether every request of the trace is served under the limit, retries included.
+
+    A limit above the device's memory asks about a larger device.
+    """
+    memory = max(settings.device_memory, limit)
+    limited = replace(settings, limit=limit, device_memory=memory)
+    plain = feed(trace, limited, calls=calls, compare=False, stop_at_oom=True)
     return plain["first_oom"] is None
 
 
@@ -39,7 +43,12 @@ def smallest_capacity(
         enough: Bytes under which it is known to run: at least its peak reserved without a limit.
         within: Bytes by which the answer may be too large: each halving costs a replay.
     """
-    low, high = 0, -(-enough // STEP)  # in steps; `low` fails, `high` runs
+    failed = trace.events.size[trace.events.action == Action.OOM]
+    asked = int(failed.max(initial=0))
+    if asked > MOST_ASKED:  # no card: beside all else that was reserved it would fit
+        rest = enough - asked if enough >= asked else enough
+        return -(-(rest + asked) // STEP) * STEP
+    low, high = 0, max(-(-enough // STEP), 1)  # in steps; `low` fails, `high` runs
     if not _is_enough(trace, settings):
         while not runs(trace, settings, high * STEP, calls):
             low, high = high, high * 2
