@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 namespace caching = c10::cuda::CUDACachingAllocator;
 
@@ -12,6 +13,8 @@ namespace {
 
 std::shared_ptr<caching::AllocatorState> checkpoint;
 caching::CheckpointDelta delta;
+caching::ShareableHandle shared;
+std::vector<std::shared_ptr<void>> received;
 
 // The first line of what was thrown; empty for nothing. Until the next call.
 template <typename Call>
@@ -75,13 +78,36 @@ const char* caller_enable_peer_access(int reader, int owner) {
 
 // Sending, receiving, and what NCCL's registration begins with.
 const char* caller_share(void* pointer) {
-    return error_of([=] { caching::shareIpcHandle(pointer); });
+    return error_of([=] { shared = caching::shareIpcHandle(pointer); });
 }
-const char* caller_receive() {
-    return error_of([] { caching::getIpcDevPtr("a handle"); });
+const char* caller_shared_name() { return shared.handle.c_str(); }
+size_t caller_shared_offset() { return static_cast<size_t>(shared.offset); }
+const char* caller_receive(const char* name) {
+    return error_of([=] { received.push_back(caching::getIpcDevPtr(name)); });
 }
+void* caller_received(size_t i) { return received.at(i).get(); }
+void caller_let_go() { received.clear(); }
 const char* caller_track() {
     return error_of([] { caching::attachAllocatorTraceTracker([](const auto&) {}); });
+}
+
+// What a profiler hears of a block that is made and freed: "1024 of 1024, -1024 of 0".
+const char* caller_profiled(size_t size) {
+    static std::string heard;
+    heard.clear();
+    struct Profiler final : c10::MemoryReportingInfoBase {
+        void reportMemoryUsage(void*, int64_t change, size_t allocated, size_t,
+                               c10::Device device) override {
+            if (!heard.empty()) heard += ", ";
+            heard += std::to_string(change) + " of " + std::to_string(allocated);
+            if (!device.is_cuda()) heard += "?";
+        }
+        bool memoryProfilingEnabled() const override { return true; }
+    };
+    const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE,
+                                    std::make_shared<Profiler>());
+    caching::raw_delete(caching::raw_alloc_with_stream(size, nullptr));
+    return heard.c_str();
 }
 
 void caller_delete(void* pointer) { caching::raw_delete(pointer); }

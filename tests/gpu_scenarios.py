@@ -468,6 +468,18 @@ def compiled_graphs(rules: str) -> Result:
     return {}
 
 
+def profiled(rules: str) -> Result:
+    """PyTorch's profiler hears of allocations and frees."""
+    install(rules)
+    torch.zeros(1, device="cuda")
+    with torch.profiler.profile(profile_memory=True) as profile:
+        torch.empty(3 * MIB, dtype=torch.uint8, device="cuda")
+    usage = {event.key: event.self_device_memory_usage for event in profile.key_averages()}
+    assert usage["aten::empty"] == 3 * MIB, usage
+    assert usage["[memory]"] == -3 * MIB, usage
+    return {}
+
+
 def cycles(rules: str) -> Result:
     """Memory that only dead reference cycles hold is found before a request fails."""
     install(rules, capacity=GIB)
@@ -561,6 +573,7 @@ SCENARIOS: dict[str, Callable[[str], Result]] = {
         limited_training,
         searched_convolutions,
         compiled_graphs,
+        profiled,
         cycles,
         forks,
         leaves,

@@ -42,9 +42,10 @@ caller.caller_is_live.argtypes = [
     ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t
 ]
 caller.caller_delete.argtypes = [ctypes.c_void_p]
-for function in ("enable_peer_access", "share", "receive", "track"):
+for function in ("profiled", "enable_peer_access", "share", "shared_name", "receive", "track"):
     getattr(caller, "caller_" + function).restype = ctypes.c_char_p
 caller.caller_share.argtypes = [ctypes.c_void_p]
+caller.caller_received.restype = ctypes.c_void_p
 
 def take(size, stream=0):
     buffer = _engine.LiveBuffer(size, 0, stream)
@@ -174,6 +175,61 @@ assert torch._C._accelerator_getDeviceStats is before
 
 
 @needs_cuda_build
+@pytest.mark.parametrize("rules", ["elastic", "torch"])
+def test_a_profiler_hears_of_every_block(rules: str) -> None:
+    run(
+        PREPARE
+        + f"""
+tenure.install({rules!r}, quiet=True)
+held = take(4 << 20)
+heard = caller.caller_profiled(1000).decode()
+assert heard == f"1024 of {{1024 + (4 << 20)}}, -1024 of {{4 << 20}}", heard
+_engine.Live.check(0)
+""",
+        stand_in=False,
+    )
+
+
+BORROW = (
+    PREPARE
+    + """
+import sys
+tenure.install("torch", quiet=True)
+name, offset = sys.argv[1].encode(), int(sys.argv[2])
+for _ in range(2):
+    assert caller.caller_receive(name) == b""
+first, second = caller.caller_received(0), caller.caller_received(1)
+assert first == second  # mapped once
+assert ctypes.string_at(first + offset, 5) == b"whole" and take(1 << 20)
+ctypes.memmove(first + offset + (30 << 20) - 4, b"back", 4)
+caller.caller_let_go()
+_engine.Live.check(0)
+"""
+)
+
+
+@needs_cuda_build
+def test_a_block_is_reached_by_another_process() -> None:
+    run(
+        PREPARE
+        + f"""
+import subprocess, sys
+tenure.install("torch", quiet=True)
+before, block = take(3 << 20), take(30 << 20)
+ctypes.memmove(block, b"whole", 5)
+assert caller.caller_share(block) == b""
+command = [sys.executable, "-c", {BORROW!r}, caller.caller_shared_name().decode(),
+           str(caller.caller_shared_offset())]
+done = subprocess.run(command, capture_output=True, text=True)
+assert done.returncode == 0, done.stderr
+assert ctypes.string_at(block + (30 << 20) - 4, 4) == b"back"
+_engine.Live.check(0)
+""",
+        stand_in=False,
+    )
+
+
+@needs_cuda_build
 @pytest.mark.parametrize("glue", [True, False])
 def test_what_cannot_be_had_is_one_clear_error(glue: bool) -> None:
     run(
@@ -182,12 +238,12 @@ def test_what_cannot_be_had_is_one_clear_error(glue: bool) -> None:
 tenure.install(quiet=True, glue={glue})
 block = take(1000)
 share, receive, track = (
-    error.decode() for error in (caller.caller_share(block), caller.caller_receive(),
+    error.decode() for error in (caller.caller_share(block), caller.caller_receive(b"a handle"),
                                  caller.caller_track())
 )
 if {glue}:
-    assert "tenure: CUDA tensors cannot be sent to other processes (IPC)" in share, share
-    assert share == receive
+    assert "tenure: memory cannot be shared with another process: it is mapped in chunks" in share
+    assert "does not allocate through this version of tenure" in receive, receive
     assert "tenure: its memory cannot be registered with NCCL" in track, track
 else:  # PyTorch's own words
     assert all("does not" in error for error in (share, receive, track)), (share, receive, track)
@@ -211,6 +267,7 @@ print(torch._C._cuda_getAllocator)
     assert done.returncode == 0, done.stderr
     assert "cudnn.benchmark" in done.stderr
     assert "reduce-overhead" in done.stderr
+    assert "IPC" in done.stderr
 
 
 @needs_cuda_build
@@ -219,6 +276,10 @@ def test_what_still_will_not_work_is_said(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "cudnn.benchmark" not in done.stderr
     assert "IPC" in done.stderr
+    assert "NCCL" in done.stderr
+    done = attempt("import tenure; tenure.install('torch')", stand_in=False)
+    assert "IPC" not in done.stderr
+    assert "NCCL" in done.stderr
     broken = attempt(
         "import tenure; tenure.install()",
         stand_in=False,

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).with_name("gpu_scenarios.py")
+SHARING = Path(__file__).with_name("gpu_sharing.py")
 LONGEST = 150  # seconds, for one scenario
 RULES = ("elastic", "torch")
 
@@ -30,6 +31,7 @@ PLAIN = (
     "memory_pools",
     "searched_convolutions",
     "compiled_graphs",
+    "profiled",
     "cycles",
     "forks",
     "leaves",
@@ -60,7 +62,8 @@ class ScenarioError(AssertionError):
 
 
 def run(name: str, rules: str, **environment: str) -> dict[str, Any]:
-    command = [sys.executable, "-X", "faulthandler", str(SCRIPT), name, rules]
+    arguments = [str(SCRIPT), name, rules] if name != "sharing" else [str(SHARING), rules]
+    command = [sys.executable, "-X", "faulthandler", *arguments]
     try:
         done = subprocess.run(
             command,
@@ -104,6 +107,10 @@ def test_contents_survive_for_minutes(rules: str) -> None:
     if minutes <= 0:
         pytest.skip("runs for as many minutes as TENURE_STRESS_MINUTES says")
     run("contents", rules, STRESS_SECONDS=str(60 * minutes))
+
+
+def test_tensors_are_sent_between_processes() -> None:
+    run("sharing", "torch")
 
 
 def test_one_shot_streams_share_their_memory() -> None:

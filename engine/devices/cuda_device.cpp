@@ -153,6 +153,27 @@ void CudaDevice::unmap_chunk(Address address, Bytes size) {
     if (has_peers_) mapped_.erase(address);
 }
 
+bool CudaDevice::export_segment(Address address, IpcHandle& handle) const {
+    const Entered entered(driver_, context_);
+    return driver_.ipc_handle(&handle, address) == success;
+}
+
+Address CudaDevice::open_segment(const IpcHandle& handle) {
+    const Entered entered(driver_, context_);
+    DevicePointer address = 0;
+    return driver_.ipc_open(&address, handle, ipc_lazy_peer_access) == success ? address : 0;
+}
+
+void CudaDevice::close_segment(Address address) {
+    const Entered entered(driver_, context_);
+    driver_.ipc_close(address);
+}
+
+void CudaDevice::synchronize_all() const {
+    const Entered entered(driver_, context_);
+    driver_.context_synchronize();
+}
+
 bool CudaDevice::grant_access(int peer) {
     DeviceNumber other = 0;
     int reachable = 0;

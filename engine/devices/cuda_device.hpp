@@ -48,6 +48,12 @@ class CudaDevice final : public Device {
     // nothing that is mapped later is for it.
     bool grant_access(int peer);
 
+    // Memory for other processes, and of theirs, as segments.
+    bool export_segment(Address address, driver::IpcHandle& handle) const;
+    Address open_segment(const driver::IpcHandle& handle);  // 0 if it cannot
+    void close_segment(Address address);
+    void synchronize_all() const;  // all streams
+
     // What the last call that could have given memory ended with; out_of_memory unless the device
     // is in trouble.
     driver::Result last_result() const { return last_result_; }

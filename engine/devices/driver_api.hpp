@@ -37,6 +37,7 @@ constexpr int allocation_pinned = 1;
 constexpr int location_device = 1;
 constexpr int access_read_write = 3;
 constexpr int granularity_minimum = 0;
+constexpr unsigned ipc_lazy_peer_access = 1;
 
 // The structures of cuda.h that cross the border, field for field.
 struct Location {
@@ -59,6 +60,9 @@ struct AllocationProperties {
 struct AccessDescription {
     Location location;
     int flags;
+};
+struct IpcHandle {  // of a cudaMalloc
+    unsigned char bytes[64];
 };
 static_assert(sizeof(AllocationProperties) == 32 && sizeof(AccessDescription) == 12);
 
@@ -92,6 +96,10 @@ static_assert(sizeof(AllocationProperties) == 32 && sizeof(AccessDescription) ==
       (DevicePointer, std::size_t, const AccessDescription*, std::size_t))               \
     X(memory_granularity, cuMemGetAllocationGranularity,                                 \
       (std::size_t*, const AllocationProperties*, int))                                  \
+    X(ipc_handle, cuIpcGetMemHandle, (IpcHandle*, DevicePointer))                        \
+    X(ipc_open, cuIpcOpenMemHandle_v2, (DevicePointer*, IpcHandle, unsigned))            \
+    X(ipc_close, cuIpcCloseMemHandle, (DevicePointer))                                   \
+    X(context_synchronize, cuCtxSynchronize, ())                                         \
     X(event_create, cuEventCreate, (EventPointer*, unsigned))                            \
     X(event_destroy, cuEventDestroy_v2, (EventPointer))                                  \
     X(event_record, cuEventRecord, (EventPointer, StreamPointer))                        \

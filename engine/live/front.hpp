@@ -175,15 +175,6 @@ class Front {
     void create_memory_pool(int device, PoolId pool);
     std::uint32_t now_ms() const;
 
-    // Ends all calls into Python: the interpreter is going away.
-    void forget_host();
-
-  private:
-    Block* try_allocate(DeviceFront& front, Bytes size, Stream stream, BlockNote note);
-    void* retry_or_fail(DeviceFront& front, Bytes size, Stream stream, BlockNote note);
-    [[noreturn]] void fail(DeviceFront& front, Bytes size, Stream stream, StackId stack);
-    DeviceFront& make(int device);
-    bool free_from(DeviceFront& front, Address address, StackId stack);
     // Calls `act(front, block)` with the device held on which the address is that of a live block;
     // false if there is none.
     template <typename Act>
@@ -199,6 +190,16 @@ class Front {
         }
         return false;
     }
+
+    // Ends all calls into Python: the interpreter is going away.
+    void forget_host();
+
+  private:
+    Block* try_allocate(DeviceFront& front, Bytes size, Stream stream, BlockNote note);
+    void* retry_or_fail(DeviceFront& front, Bytes size, Stream stream, BlockNote note);
+    [[noreturn]] void fail(DeviceFront& front, Bytes size, Stream stream, StackId stack);
+    DeviceFront& make(int device);
+    bool free_from(DeviceFront& front, Address address, StackId stack);
     StackId stack(bool wanted) const;
 
     const Options options_;

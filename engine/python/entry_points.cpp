@@ -2,9 +2,11 @@
 // any thread, mostly without the interpreter's lock, and during exit too.
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <utility>
 
 #include "engine/live/front.hpp"
+#include "engine/live/sharing.hpp"
 #include "engine/live/torch_error.hpp"
 #include "engine/python/bindings.hpp"
 
@@ -119,6 +121,39 @@ EXPORTED void tenure_see_pool(int device, PoolPair pool, void* caller,
 // Whether the device `reader` reaches what `owner` maps, from now on.
 EXPORTED bool tenure_grant_access(int owner, int reader) {
     return front().grant_access(owner, reader);
+}
+
+// What a profiler is told of a live block: its device and size, and the device's bytes allocated
+// and reserved. False if there is no such block.
+EXPORTED bool tenure_account(void* pointer, int* device, std::size_t* size, std::size_t* allocated,
+                             std::size_t* reserved) {
+    const auto address = reinterpret_cast<tenure::Address>(pointer);
+    return front().with_live(address, [&](tenure::live::DeviceFront& on, tenure::Block* block) {
+        const tenure::Statistics& statistics = on.allocator.statistics();
+        *device = on.number;
+        *size = static_cast<std::size_t>(block->size);
+        *allocated = static_cast<std::size_t>(statistics.allocated_bytes.all.current);
+        *reserved = static_cast<std::size_t>(statistics.reserved_bytes.all.current);
+    });
+}
+
+// The name under which another process may borrow a live block, told to `see`; where the block
+// begins in what is borrowed.
+EXPORTED std::ptrdiff_t tenure_share(void* pointer, void* caller,
+                                     void (*see)(void* caller, const char* name)) {
+    const auto shared = tenure::live::share(front(), pointer);
+    see(caller, shared.name.c_str());
+    return static_cast<std::ptrdiff_t>(shared.offset);
+}
+
+EXPORTED void* tenure_borrow(const char* name, int device, void** data) {
+    auto borrowed = std::make_unique<tenure::live::BorrowedBlock>(front(), name, device);
+    *data = borrowed->data();
+    return borrowed.release();
+}
+
+EXPORTED void tenure_give_back(void* borrowed) {
+    delete static_cast<tenure::live::BorrowedBlock*>(borrowed);
 }
 
 }  // extern "C"

@@ -6,14 +6,17 @@
 // FAKE_DRIVER_VIRTUAL_MEMORY (whether they map memory) and FAKE_DRIVER_PEERS (reach each other).
 #include "engine/tests/fake_driver/fake_driver.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "engine/devices/driver_api.hpp"
@@ -30,11 +33,17 @@ constexpr std::size_t page = 2u << 20;
 struct Range {
     std::size_t size;
     int device;
+    int file;
 };
 struct Chunk {
     std::size_t size;
     int device;
     int mappings = 0;
+};
+struct Opened {  // what lies in an IpcHandle
+    int process;
+    int file;
+    std::size_t size;
 };
 struct Event {
     Context context = nullptr;
@@ -60,6 +69,7 @@ struct Machine {
     std::int64_t violations = 0;
     std::map<int, std::int64_t> used;
     std::map<DevicePointer, Range> segments;
+    std::map<DevicePointer, std::size_t> opened;  // segments of other processes
     std::map<DevicePointer, std::size_t> reservations;
     std::map<AllocationHandle, Chunk> chunks;
     std::map<DevicePointer, std::pair<AllocationHandle, std::size_t>> mappings;
@@ -107,6 +117,17 @@ Event* event_at(EventPointer event) { return reinterpret_cast<Event*>(event); }
 DevicePointer map_host(std::size_t size, int protection) {
     void* range =
         mmap(nullptr, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return range == MAP_FAILED ? 0 : reinterpret_cast<DevicePointer>(range);
+}
+int new_file(std::size_t size) {
+    const int file = memfd_create("fake-chunk", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, static_cast<off_t>(size)) == 0) return file;
+    close(file);
+    return -1;
+}
+DevicePointer map_file(int file, std::size_t size) {
+    if (file < 0) return 0;
+    void* range = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     return range == MAP_FAILED ? 0 : reinterpret_cast<DevicePointer>(range);
 }
 void* host(DevicePointer address) { return reinterpret_cast<void*>(address); }
@@ -195,9 +216,10 @@ Result cuMemAlloc_v2(DevicePointer* address, std::size_t size) {
     ENTER_WITH_CONTEXT();
     const int device = current_device();
     if (m.fails() || !m.take(device, size)) return out_of_memory;
-    *address = map_host(size, PROT_READ | PROT_WRITE);
+    const int file = new_file(size);
+    *address = map_file(file, size);
     if (*address == 0) return out_of_memory;
-    m.segments[*address] = {size, device};
+    m.segments[*address] = {size, device, file};
     return success;
 }
 Result cuMemFree_v2(DevicePointer address) {
@@ -206,6 +228,7 @@ Result cuMemFree_v2(DevicePointer address) {
     if (place == m.segments.end()) return m.wrong(invalid_value);
     m.used[place->second.device] -= static_cast<std::int64_t>(place->second.size);
     munmap(host(address), place->second.size);
+    close(place->second.file);
     m.segments.erase(place);
     return success;
 }
@@ -240,8 +263,8 @@ Result cuMemCreate(AllocationHandle* handle, std::size_t size, const AllocationP
         return m.wrong(invalid_value);
     const int device = wanted->location.id;
     if (m.fails() || !m.take(device, size)) return out_of_memory;
-    const int file = memfd_create("fake-chunk", MFD_CLOEXEC);
-    if (file < 0 || ftruncate(file, static_cast<off_t>(size)) != 0) return out_of_memory;
+    const int file = new_file(size);
+    if (file < 0) return out_of_memory;
     *handle = static_cast<AllocationHandle>(file);
     m.chunks[*handle] = {size, device};
     return success;
@@ -299,6 +322,43 @@ Result cuMemSetAccess(DevicePointer address, std::size_t size, const AccessDescr
 }
 Result cuMemGetAllocationGranularity(std::size_t* bytes, const AllocationProperties*, int) {
     *bytes = page;
+    return success;
+}
+
+// --- other processes -----------------------------------------------------------------------------
+
+Result cuIpcGetMemHandle(IpcHandle* handle, DevicePointer address) {
+    ENTER_WITH_CONTEXT();
+    const auto place = m.segments.find(address);
+    if (place == m.segments.end()) return m.wrong(invalid_value);
+    const Opened facts{getpid(), place->second.file, place->second.size};
+    *handle = {};
+    std::memcpy(handle->bytes, &facts, sizeof facts);
+    return success;
+}
+Result cuIpcOpenMemHandle_v2(DevicePointer* address, IpcHandle handle, unsigned) {
+    ENTER_WITH_CONTEXT();
+    Opened facts{};
+    std::memcpy(&facts, handle.bytes, sizeof facts);
+    const std::string path =
+        "/proc/" + std::to_string(facts.process) + "/fd/" + std::to_string(facts.file);
+    const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    *address = map_file(file, facts.size);
+    if (file >= 0) close(file);
+    if (*address == 0) return invalid_value;
+    m.opened[*address] = facts.size;
+    return success;
+}
+Result cuIpcCloseMemHandle(DevicePointer address) {
+    ENTER_WITH_CONTEXT();
+    const auto place = m.opened.find(address);
+    if (place == m.opened.end()) return m.wrong(invalid_value);
+    munmap(host(address), place->second);
+    m.opened.erase(place);
+    return success;
+}
+Result cuCtxSynchronize() {
+    ENTER_WITH_CONTEXT();
     return success;
 }
 
@@ -396,8 +456,8 @@ std::int64_t fake_driver_used(int device) {
 }
 std::int64_t fake_driver_objects() {
     CONTROL();
-    return static_cast<std::int64_t>(m.segments.size() + m.reservations.size() + m.chunks.size() +
-                                     m.mappings.size());
+    return static_cast<std::int64_t>(m.segments.size() + m.opened.size() + m.reservations.size() +
+                                     m.chunks.size() + m.mappings.size());
 }
 void fake_driver_hold(std::uint64_t stream) {
     CONTROL();

@@ -8,8 +8,10 @@
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
+#include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
@@ -38,6 +40,10 @@ struct Engine {
     void (*restore_checkpoint)(int, void*, void*, void (*)(void*, void*, int)) = nullptr;
     void (*see_pool)(int, Pool, void*, void (*)(void*, void*)) = nullptr;
     bool (*grant_access)(int, int) = nullptr;
+    bool (*account)(void*, int*, size_t*, size_t*, size_t*) = nullptr;
+    ptrdiff_t (*share)(void*, void*, void (*)(void*, const char*)) = nullptr;
+    void* (*borrow)(const char*, int, void**) = nullptr;
+    void (*give_back)(void*) = nullptr;
 
     void find_all(const char* path) {
         void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
@@ -63,19 +69,70 @@ struct Engine {
         find(restore_checkpoint, "tenure_restore_checkpoint");
         find(see_pool, "tenure_see_pool");
         find(grant_access, "tenure_grant_access");
+        find(account, "tenure_account");
+        find(share, "tenure_share");
+        find(borrow, "tenure_borrow");
+        find(give_back, "tenure_give_back");
     }
 };
 
 Engine engine;
 
+// Tells a profiler that listens to this thread of a block that was made, or is about to be freed.
+void report(void* pointer, bool made) {
+    int device = 0;
+    size_t size = 0;
+    size_t allocated = 0;
+    size_t reserved = 0;
+    if (!engine.account(pointer, &device, &size, &allocated, &reserved)) return;
+    const auto change = static_cast<int64_t>(size);
+    const c10::Device on(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(device));
+    c10::reportMemoryUsageToProfiler(pointer, made ? change : -change,
+                                     made ? allocated : allocated - size, reserved, on);
+}
+
+void* take_block(size_t size, c10::DeviceIndex device, cudaStream_t stream) {
+    void* pointer = engine.allocate(size, device, stream);
+    if (c10::memoryProfilingEnabled()) report(pointer, true);
+    return pointer;
+}
+
 // Tensors may die after everything else, so this is a plain function of plain pointers. The engine
 // finds the device by the address.
-void free_block(void* pointer) { engine.free(pointer, 0, -1, nullptr); }
+void free_block(void* pointer) {
+    if (c10::memoryProfilingEnabled()) report(pointer, false);
+    engine.free(pointer, 0, -1, nullptr);
+}
 
 struct Checkpoint final : caching::AllocatorState {
     explicit Checkpoint(void* saved) : saved(saved) {}
     ~Checkpoint() override { engine.drop_checkpoint(saved); }
     void* const saved;
+};
+
+// What other processes sent: mapped once, however many tensors lie in it.
+class BorrowedBlocks {
+  public:
+    std::shared_ptr<void> borrow(const std::string& name, int device) {
+        const std::lock_guard<std::mutex> held(lock_);
+        if (auto known = blocks_[name].lock()) return known;
+        void* data = nullptr;
+        void* borrowed = engine.borrow(name.c_str(), device, &data);
+        auto give_back = [this, name, borrowed](void*) {
+            const std::lock_guard<std::mutex> held(lock_);
+            engine.give_back(borrowed);
+            if (const auto known = blocks_.find(name);
+                known != blocks_.end() && known->second.expired())
+                blocks_.erase(known);
+        };
+        std::shared_ptr<void> block(data, std::move(give_back));
+        blocks_[name] = block;
+        return block;
+    }
+
+  private:
+    std::mutex lock_;
+    std::unordered_map<std::string, std::weak_ptr<void>> blocks_;
 };
 
 class Allocator final : public Pluggable {
@@ -92,16 +149,16 @@ class Allocator final : public Pluggable {
 
     c10::DataPtr allocate(size_t size) override {
         const c10::DeviceIndex device = current_device();
-        void* pointer = engine.allocate(size, device, c10::cuda::getCurrentCUDAStream(device));
+        void* pointer = take_block(size, device, c10::cuda::getCurrentCUDAStream(device));
         return {pointer, pointer, &free_block, c10::Device(c10::DeviceType::CUDA, device)};
     }
     c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
     void* raw_alloc(size_t size) override {
         const c10::DeviceIndex device = current_device();
-        return engine.allocate(size, device, c10::cuda::getCurrentCUDAStream(device));
+        return take_block(size, device, c10::cuda::getCurrentCUDAStream(device));
     }
     void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
-        return engine.allocate(size, current_device(), stream);
+        return take_block(size, current_device(), stream);
     }
     void raw_delete(void* pointer) override { free_block(pointer); }
 
@@ -156,9 +213,20 @@ class Allocator final : public Pluggable {
         return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
     }
 
+    // Tensors for other processes that run tenure as well; engine/live/sharing.hpp.
+    caching::ShareableHandle shareIpcHandle(void* pointer) override {
+        caching::ShareableHandle shared{};
+        shared.offset = engine.share(pointer, &shared.handle, [](void* caller, const char* name) {
+            *static_cast<std::string*>(caller) = name;
+        });
+        return shared;
+    }
+    std::shared_ptr<void> getIpcDevPtr(std::string name) override {
+        static auto* borrowed = new BorrowedBlocks;  // tensors may outlive every static object
+        return borrowed->borrow(name, current_device());
+    }
+
     // What cannot be had, in words that say what to do.
-    caching::ShareableHandle shareIpcHandle(void*) override { refuse_ipc(); }
-    std::shared_ptr<void> getIpcDevPtr(std::string) override { refuse_ipc(); }
     void attachAllocatorTraceTracker(caching::AllocatorTraceTracker) override {
         TORCH_CHECK(false,
                     "tenure: its memory cannot be registered with NCCL; run without "
@@ -178,16 +246,11 @@ class Allocator final : public Pluggable {
 
   private:
     static c10::DeviceIndex current_device() {
-        static const bool only_one = c10::cuda::device_count() == 1;
+        static const bool only_one = c10::cuda::device_count() <= 1;
         c10::DeviceIndex device = 0;
         if (only_one) return device;  // the runtime's own answer takes as long as an allocation
         C10_CUDA_CHECK(c10::cuda::GetDevice(&device));
         return device;
-    }
-    [[noreturn]] static void refuse_ipc() {
-        TORCH_CHECK(false,
-                    "tenure: CUDA tensors cannot be sent to other processes (IPC); send a copy on "
-                    "the host (tensor.cpu()), or run without tenure");
     }
     static void require_none(bool has_allocator) {
         TORCH_CHECK(!has_allocator,

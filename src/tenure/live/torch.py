@@ -12,6 +12,7 @@ from tenure.live import glue as compiled_glue
 from tenure.live import oom, recording
 from tenure.live.memory_pool import MemPool
 from tenure.live.process import (
+    InForce,
     Options,
     conf_in_force,
     join,
@@ -39,12 +40,10 @@ _HOOKS = {
 WITHOUT_GLUE = (
     "torch.backends.cudnn.benchmark = True fails: plug-in allocators cannot answer cacheInfo",
     'torch.compile(mode="reduce-overhead") fails: its graphs need checkpoints of pools',
-)
-LIMITS = (
-    "CUDA tensors cannot be sent to other processes (IPC)",
-    "pools cannot be registered with NCCL",
     "torch.profiler(profile_memory=True) sees no CUDA memory: plug-in allocators do not report it",
 )
+LIMITS = ("pools cannot be registered with NCCL",)
+WITHOUT_SEGMENTS = "CUDA tensors cannot be sent to other processes (IPC)"
 
 _replaced: list[tuple[Any, str, Any]] = []  # module, name, what was there (or _ABSENT)
 _ABSENT = object()
@@ -110,6 +109,8 @@ def install(
     missing = _become_allocator(torch, glue=glue)
     _replace_functions(torch)
     if not quiet:
+        if missing or InForce.settings.expandable_segments or rules == "elastic":
+            missing.append(WITHOUT_SEGMENTS)
         for line in (*missing, *LIMITS, *_ignored(options)):
             _log.warning("tenure: %s", line)
 
