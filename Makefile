@@ -11,7 +11,8 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 pytho
 	$(shell $(p) -c 'import sys; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 
 BIN := $(VENV)/bin
-CMAKE := $(BIN)/cmake
+# Without make's own flags, of which ninja would want a job server that it cannot reach.
+CMAKE := MAKEFLAGS= $(BIN)/cmake
 CTEST := $(BIN)/ctest --parallel $(shell nproc 2>/dev/null || echo 2) --output-on-failure
 # Files side by side, a process a core, so PyTorch needs no more threads; a file's tests stay together
 # and share what they made. In the order of their names: the fewest tests are not the quickest.

@@ -109,9 +109,7 @@ def install(
     missing = _become_allocator(torch, glue=glue)
     _replace_functions(torch)
     if not quiet:
-        if missing or InForce.settings.expandable_segments or rules == "elastic":
-            missing.append(WITHOUT_SEGMENTS)
-        for line in (*missing, *LIMITS, *_ignored(options)):
+        for line in (*missing, *_limits(options, missing), *_ignored(options)):
             _log.warning("tenure: %s", line)
 
 
@@ -198,6 +196,12 @@ def _plug_in(torch: Any) -> list[str]:
         raise UsageError(f"PyTorch refuses another allocator ({_first_line(error)})") from None
     _kept.append(allocator)
     return missing
+
+
+def _limits(options: Options, missing: list[str]) -> list[str]:
+    """What no way of handing over makes work; only the glue sends segments to other processes."""
+    in_chunks = options.rules == "elastic" or InForce.settings.expandable_segments
+    return [*([WITHOUT_SEGMENTS] if in_chunks or missing else []), *LIMITS]
 
 
 def _ignored(options: Options) -> list[str]:
