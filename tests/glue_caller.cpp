@@ -110,6 +110,7 @@ const char* caller_profiled(size_t size) {
     return heard.c_str();
 }
 
+void* caller_take(size_t size) { return caching::raw_alloc_with_stream(size, nullptr); }
 void caller_delete(void* pointer) { caching::raw_delete(pointer); }
 
 }  // extern "C"

@@ -53,6 +53,11 @@ def take(size, stream=0):
     buffer.release()
     return address
 
+def take_by_torch(size):
+    caller.caller_take.restype = ctypes.c_void_p
+    caller.caller_take.argtypes = [ctypes.c_size_t]
+    return caller.caller_take(size)
+
 def is_live(pool, addresses):
     array = (ctypes.c_void_p * len(addresses))(*addresses)
     return bool(caller.caller_is_live(0, pool, array, len(addresses)))
@@ -182,8 +187,19 @@ def test_a_profiler_hears_of_every_block(rules: str) -> None:
         + f"""
 tenure.install({rules!r}, quiet=True)
 held = take(4 << 20)
-heard = caller.caller_profiled(1000).decode()
+assert caller.caller_profiled(1000) == b""  # nobody listens
+with torch.profiler.profile(profile_memory=True):
+    heard = caller.caller_profiled(1000).decode()
 assert heard == f"1024 of {{1024 + (4 << 20)}}, -1024 of {{4 << 20}}", heard
+assert caller.caller_profiled(1000) == b""
+with torch.profiler.profile(profile_memory=True) as profile:
+    caller.caller_delete(take_by_torch(3 << 20))
+    torch.zeros(1)
+heard = [event for event in profile.events() if event.name == "[memory]"]
+usage = [event.device_memory_usage for event in heard if event.device_memory_usage]
+assert sorted(usage) == [-3 << 20, 3 << 20], usage
+tenure.uninstall()
+assert torch.autograd.profiler._enable_profiler is torch._C._autograd._enable_profiler
 _engine.Live.check(0)
 """,
         stand_in=False,

@@ -175,7 +175,24 @@ def _become_allocator(torch: Any, *, glue: bool) -> list[str]:
         return [*_plug_in(torch), *WITHOUT_GLUE, f"to mend that: {error}"]
     compiled_glue.become_allocator(library)
     _kept.append(library)
+    _listen_to_profilers(torch, library)
     return []
+
+
+def _listen_to_profilers(torch: Any, library: Any) -> None:
+    """Lets the allocator report to PyTorch's profiler, but only while one runs."""
+    profiler = torch.autograd.profiler
+
+    def telling(function: Any, running: bool) -> Any:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            library.tenure_glue_profile(running)
+            return function(*args, **kwargs)
+
+        return told
+
+    for name, running in (("_enable_profiler", True), ("_disable_profiler", False)):
+        if hasattr(profiler, name):
+            _replace(profiler, name, telling(getattr(profiler, name), running))
 
 
 def _plug_in(torch: Any) -> list[str]:
