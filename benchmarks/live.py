@@ -404,17 +404,17 @@ def conclusion(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
             times.setdefault(key, []).append(line["steps_ms"])
     native = times.get("native", [[]])
 
-    def against(base: str) -> dict[str, list[float | None]]:
-        return {key: [ratio(run, other) for run, other in zip(runs, times[base], strict=False)]
-                for key, runs in times.items() if key.startswith(base + " ")}  # fmt: skip
+    def against(key: str, base: str) -> list[float | None]:
+        return [ratio(run, other) for run, other in zip(times[key], times[base], strict=False)]
 
+    limited = {key: key.partition(" ")[0] for key in times if " " in key}
     return {
         "workload": name,
-        "times_native": {key: [ratio(run, other) for run, other in zip(runs, native, strict=False)]
-                         for key, runs in times.items() if " " not in key and key != "native"},
+        "times_native": {key: against(key, "native") for key in times
+                         if "native" in times and key not in {"native", *limited}},
         "native_again": [ratio(run, native[0]) for run in native[1:]],
-        "times_unlimited": {key: found for base in times if " " not in base
-                            for key, found in against(base).items()},
+        "times_unlimited": {key: against(key, base) for key, base in limited.items()
+                            if base in times},
         "losses": losses,
     }  # fmt: skip
 

@@ -45,18 +45,15 @@ caller.caller_delete.argtypes = [ctypes.c_void_p]
 for function in ("profiled", "enable_peer_access", "share", "shared_name", "receive", "track"):
     getattr(caller, "caller_" + function).restype = ctypes.c_char_p
 caller.caller_share.argtypes = [ctypes.c_void_p]
-caller.caller_received.restype = ctypes.c_void_p
+for function in ("take", "received"):
+    getattr(caller, "caller_" + function).restype = ctypes.c_void_p
+    getattr(caller, "caller_" + function).argtypes = [ctypes.c_size_t]
 
 def take(size, stream=0):
     buffer = _engine.LiveBuffer(size, 0, stream)
     address = buffer.address
     buffer.release()
     return address
-
-def take_by_torch(size):
-    caller.caller_take.restype = ctypes.c_void_p
-    caller.caller_take.argtypes = [ctypes.c_size_t]
-    return caller.caller_take(size)
 
 def is_live(pool, addresses):
     array = (ctypes.c_void_p * len(addresses))(*addresses)
@@ -193,7 +190,7 @@ with torch.profiler.profile(profile_memory=True):
 assert heard == f"1024 of {{1024 + (4 << 20)}}, -1024 of {{4 << 20}}", heard
 assert caller.caller_profiled(1000) == b""
 with torch.profiler.profile(profile_memory=True) as profile:
-    caller.caller_delete(take_by_torch(3 << 20))
+    caller.caller_delete(caller.caller_take(3 << 20))
     torch.zeros(1)
 heard = [event for event in profile.events() if event.name == "[memory]"]
 usage = [event.device_memory_usage for event in heard if event.device_memory_usage]

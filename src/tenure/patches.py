@@ -31,6 +31,10 @@ class Patches:
             self._undo.append(partial(os.environ.__setitem__, name, before))
         os.environ[name] = value
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to put back."""
+        return bool(self._undo)
+
     def undo(self) -> None:
         """Puts everything back, last first."""
         while self._undo:

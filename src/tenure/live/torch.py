@@ -22,6 +22,7 @@ from tenure.live.process import (
 )
 from tenure.live.snapshot import plain_frames, snapshot
 from tenure.live.statistics import nested, reset_peak
+from tenure.patches import Patches
 
 _log = logging.getLogger("tenure")
 
@@ -45,8 +46,7 @@ WITHOUT_GLUE = (
 LIMITS = ("pools cannot be registered with NCCL",)
 WITHOUT_SEGMENTS = "CUDA tensors cannot be sent to other processes (IPC)"
 
-_replaced: list[tuple[Any, str, Any]] = []  # module, name, what was there (or _ABSENT)
-_ABSENT = object()
+_replaced = Patches()
 _kept: list[Any] = []  # PyTorch's object of our allocator lives as long as the process
 
 
@@ -124,12 +124,7 @@ def uninstall() -> None:
     """
     if not _replaced:
         raise UsageError("tenure is not installed in this process")
-    while _replaced:
-        module, name, before = _replaced.pop()
-        if before is _ABSENT:
-            delattr(module, name)
-        else:
-            setattr(module, name, before)
+    _replaced.undo()
 
 
 def _start(options: Options) -> None:
@@ -192,7 +187,7 @@ def _listen_to_profilers(torch: Any, library: Any) -> None:
 
     for name, running in (("_enable_profiler", True), ("_disable_profiler", False)):
         if hasattr(profiler, name):
-            _replace(profiler, name, telling(getattr(profiler, name), running))
+            _replaced.set(profiler, name, telling(getattr(profiler, name), running))
 
 
 def _plug_in(torch: Any) -> list[str]:
@@ -243,18 +238,13 @@ def _replace_functions(torch: Any) -> None:
     Trainers hold references to torch.cuda.memory_allocated and the like; those all end here.
     """
     for name, function in _NATIVE.items():
-        _replace(_native(torch), name, function)
+        _replaced.set(_native(torch), name, function)
     for name, function in _ACCELERATOR.items():
         if hasattr(_native(torch), name):
-            _replace(_native(torch), name, function)
+            _replaced.set(_native(torch), name, function)
     if hasattr(_native(torch), "_cuda_beginAllocateCurrentThreadToPool"):
         for module in (torch.cuda, torch.cuda.memory):
-            _replace(module, "MemPool", MemPool)
-
-
-def _replace(module: Any, name: str, value: Any) -> None:
-    _replaced.append((module, name, getattr(module, name, _ABSENT)))
-    setattr(module, name, value)
+            _replaced.set(module, "MemPool", MemPool)
 
 
 def _memory_stats(device: int) -> dict[str, Any]:
